@@ -193,7 +193,6 @@ def test_what_cannot_be_balanced_is_refused() -> None:
         ({"cost": sum}, ValueError, "returns as many numbers"),
         ({"balance": None, "cost": abs}, ValueError, "add balance="),
         ({"uneven": True}, ValueError, "leave uneven=True out"),
-        ({"near": "cache"}, ValueError, "leave near='cache' out"),
         ({"pad": True}, ValueError, "leave pad=True out"),
     ]
     for given_wrong, kind, said in refused:

@@ -11,13 +11,10 @@ import mmap
 import os
 import pty
 import re
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,12 +66,6 @@ class Rows:
 
 def cropped(x: Any) -> Any:
     return x[:5] / 2
-
-
-def spoiled(x: Any) -> Any:
-    """Change what is given, of which a cache before this has another form."""
-    x += 1
-    return x
 
 
 @stoker.thread_safe
@@ -148,21 +139,10 @@ class Chain:
     failing_map: str = ""
     echo: Any = None
     random: bool = False
-    admit: str = "first"
-    several: bool = False
-    behind: bool = False
     seed: int = 0
-
-    def budget(self) -> stoker.CacheBudget:
-        """Return a budget, some with a disk behind it, that goes with its last user."""
-        if not self.behind:
-            return stoker.budget(self.limit)
-        path = os.path.join(tempfile.gettempdir(), f"stoker-behind-{secrets.token_hex(8)}")
-        return stoker.budget(self.limit, behind=stoker.budget("1MiB", path=path, keep=False))
 
     def built(self, cache: bool, workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
         fails = bool(self.bad or self.failing_map)
-        budget = self.budget() if self.several else None
         pipeline = stoker.from_dataset(
             Rows(self.examples, self.bytes_each, self.bad),
             seed=self.seed,
@@ -170,24 +150,18 @@ class Chain:
         )
         if self.shuffle:
             pipeline = pipeline.shuffle()
-        if cache and budget is not None:
-            pipeline = pipeline.cache(budget)
         if self.failing_map == "before":
             pipeline = pipeline.map(not_sevens, on="id")
         if self.place in ("filter", "both"):
             pipeline = pipeline.filter(Keep(3, 1), on="id")
         if self.place in ("map", "both"):
             pipeline = pipeline.map(cropped, on="x")
-        if budget is not None:
-            pipeline = pipeline.map(spoiled, on="x")
         if cache:
-            pipeline = pipeline.cache(budget or self.limit, admit=self.admit)
+            pipeline = pipeline.cache(self.limit)
         if self.failing_map == "behind":
             pipeline = pipeline.map(not_sevens, on="id", on_error=1.0)
         pipeline = pipeline.filter(Keep(5, 2), on="id") if self.random else pipeline
         pipeline = pipeline.map(cropped, on="x")
-        if cache and budget is not None and not self.random:
-            pipeline = pipeline.cache(budget)
         if self.echo is not None:
             pipeline = pipeline.echo(self.echo)
         if self.random:
@@ -209,8 +183,6 @@ def chains(draw: st.DrawFn) -> Chain:
         failing_map=draw(st.sampled_from(["", "before", "behind"])),
         echo=draw(st.sampled_from([None, Fraction(2), Fraction(5, 2)])),
         random=draw(st.booleans()),
-        several=draw(st.booleans()),
-        behind=draw(st.booleans()),
         seed=draw(st.integers(0, 2**40)),
     )
 
@@ -241,9 +213,7 @@ def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.Cach
 @given(chains(), st.integers(0, 3))
 @example(Chain(60, 4, 1 << 20, bytes_each=30_000), 2)
 @example(Chain(60, 4, 1 << 20, place="both", bytes_each=30_000, failing_map="before"), 1)
-@example(Chain(60, 4, 1 << 20, bytes_each=30_000, several=True), 2)
-@example(Chain(60, 4, 1 << 20, bytes_each=30_000, several=True, behind=True), 2)
-@example(Chain(60, 4, 2 << 20, place="both", bytes_each=9_000, several=True, bad=(3,)), 1)
+@example(Chain(60, 4, 2 << 20, place="both", bytes_each=9_000, bad=(3,)), 1)
 @example(Chain(40, 4, bad=(3,), failing_map="behind", echo=Fraction(2), random=True), 2)
 def test_the_stream_is_the_one_without_a_cache(chain: Chain, workers: int) -> None:
     same_with_a_cache(chain, workers, "thread")
@@ -271,10 +241,6 @@ def test_what_does_not_fit_is_missed_by_as_much(workers: int, kind: str) -> None
     assert 5 <= found[0].items < 40
     assert found[0].refused == 60 - found[0].items
     assert found[-1].full
-
-
-def test_what_is_weighed_gives_the_same_stream() -> None:
-    same_with_a_cache(Chain(60, 4, 1 << 20, bytes_each=30_000, admit="worth"), 2, "thread")
 
 
 def test_what_a_consumer_does_to_its_examples_reaches_nobody() -> None:
@@ -367,8 +333,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "more than all": (lambda: examples().cache(1.5), "above 0.0, at most 1.0"),
     "less than none": (lambda: examples().cache(-0.5), "above 0.0, at most 1.0"),
     "not a share": (lambda: examples().cache(float("nan")), "above 0.0, at most 1.0"),
-    "the best": (lambda: examples().cache(LIMIT, admit="best"), "'first' or 'worth', not 'best'"),
-    "ignored": (lambda: examples().cache(LIMIT, on_damage="no"), "'rebuild' or 'refuse', not 'no'"),
 }
 
 
@@ -397,7 +361,7 @@ def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> 
     folder.map(len, on="image").cache(LIMIT, path=tmp_path / "store", keep=False)
 
 
-@pytest.mark.parametrize("limit", [None, True, [1], b"4MiB"])
+@pytest.mark.parametrize("limit", [True, [1], b"4MiB"])
 def test_a_limit_of_another_type_is_refused(limit: Any) -> None:
     with pytest.raises(TypeError, match=r"such as '64GiB', a fraction of memory such as 0\.5"):
         examples().cache(limit)
@@ -1246,53 +1210,6 @@ def test_a_value_that_cannot_be_cached_says_what_to_do(
     assert "Convert the value to an array, or put .cache() before the stage" in str(error)
 
 
-# -- what is worth keeping
-
-
-@stoker.thread_safe  # one for all threads: it counts
-class Costly:
-    """Examples that take time to make, or room, unequally."""
-
-    def __init__(self, seconds: tuple[float, float], kilobytes: tuple[int, int]) -> None:
-        self.seconds, self.kilobytes = seconds, kilobytes
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return 200
-
-    def __getitem__(self, index: int) -> Any:
-        self.read.append(index)
-        time.sleep(self.seconds[index % 2])
-        return index, bytes(self.kilobytes[index % 2] << 10)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("seconds", "kilobytes"), [((0.003, 0.0), (20, 20)), ((0.003, 0.003), (8, 60))]
-)
-def test_what_is_worth_most_for_its_bytes_is_kept(
-    seconds: tuple[float, float], kilobytes: tuple[int, int], workers: int
-) -> None:
-    def worth(indices: Any) -> float:
-        spent = sum(seconds[i % 2] for i in indices)
-        return spent / sum(kilobytes[i % 2] for i in indices)
-
-    def stored() -> set[int]:
-        data = Costly(seconds, kilobytes)
-        pipeline = stoker.from_dataset(data, seed=0).shuffle().cache("1MiB", admit="worth")
-        pipeline = pipeline.workers(workers)
-        for _ in range(4):
-            data.read.clear()
-            list(pipeline)
-        found = set(range(200)) - set(data.read)
-        assert len(found) == counted(pipeline).hits >= 10
-        return found
-
-    # A busy machine makes cheap examples seem costly, but not each time.
-    assert any(worth(stored()) > 1.2 * worth(range(200)) for _ in range(3))
-
-
 # -- where files come from
 
 
@@ -1366,7 +1283,7 @@ def forgotten(files: list[Path]) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
 @pytest.mark.parametrize("kind", ["folder", "files"])
-def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind: str) -> None:
+def test_pages_of_files_that_are_cached_leave_the_page_cache(tmp_path: Path, kind: str) -> None:
     folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(8)], 40_000)
     files = sorted(folder.rglob("*.jpg"))
 
@@ -1375,19 +1292,19 @@ def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind:
         return stoker.from_folder(folder) if kind == "folder" else stoker.from_files(pattern)
 
     found = {}
-    for keep in (None, True, False):
+    for is_cached in (False, True):
         if forgotten(files):
             pytest.skip("this file system keeps what it is told to forget")
-        chain = source() if keep is None else source().cache(LIMIT, keep_pages=keep)
+        chain = source().cache(LIMIT) if is_cached else source()
         quiet(chain.workers(0))
         del chain  # with the last user what waits is written
         gc.collect()
-        found[keep] = sum(map(resident, files))
-    if not found[None]:
+        found[is_cached] = sum(map(resident, files))
+    if not found[False]:
         pytest.skip("this file system has no page cache")
     # The kernel may take back a page of eighty for want of memory.
-    assert min(found[None], found[True]) > 8 * 10 // 2
-    assert found[False] == 0
+    assert found[False] > 8 * 10 // 2
+    assert found[True] == 0
 
 
 @pytest.mark.full  # it waits a second for a thread that cannot end

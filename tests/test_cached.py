@@ -530,7 +530,7 @@ class Logged(Numbers):
 
 def test_workers_of_later_epochs_do_not_check_again(tmp_path: Path) -> None:
     """Not even where much is never admitted, so that every worker has something to offer."""
-    dataset = stoker.cached(Logged(tmp_path / "log"), "1MiB", admit="worth")
+    dataset = stoker.cached(Logged(tmp_path / "log"), "1MiB")
     forked = {"num_workers": 2, "multiprocessing_context": "fork"}
     loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=len, **forked)
     extra = []
@@ -579,10 +579,6 @@ def test_wrong_arguments_are_refused() -> None:
         stoker.cached(Numbers(), "1MiB", keep=True)
     with pytest.raises(TypeError, match="version= is a text"):
         stoker.cached(Numbers(), "1MiB", version=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'first' or 'worth'"):
-        stoker.cached(Numbers(), "1MiB", admit="all")
-    with pytest.raises(ValueError, match="'rebuild' or 'refuse'"):
-        stoker.cached(Numbers(), "1MiB", on_damage="cry")
 
 
 MANY = 600

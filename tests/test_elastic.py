@@ -9,7 +9,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.basics import pytree
-from stoker.schedule.leg import Leg, Remainder
-from stoker.schedule.selection import Selection
 from strategies import few, one_in, small_pools_allowed, through_json
 from test_crafted_states import signed
 
@@ -709,36 +706,3 @@ def test_damaged_legs_are_refused() -> None:
     for change in ({"world": 0}, {"batch": 0}, {"world": 7}, {"batch": 7}, {"world": 10**12}):
         with pytest.raises(stoker.StateError):
             build(0, 2, 5).load_state_dict(signed({**sound, **change}))
-
-
-class Alternating:
-    """Who owns what: each node every so-many-th example."""
-
-    def __init__(self, world: int) -> None:
-        self.nodes = np.arange(world)
-
-    def owners(self, indices: Any) -> Any:
-        return (indices % len(self.nodes)).astype(np.int32)
-
-
-@given(
-    length=st.integers(20, 120),
-    world=st.integers(1, 5),
-    group=st.integers(1, 6),
-    start=st.integers(0, 20),
-)
-def test_what_is_dealt_by_owners_is_so_in_a_leg(
-    length: int, world: int, group: int, start: int
-) -> None:
-    leg = Leg(4, Remainder([(start, length)]), stoker.Clock(), 0, world=world)
-    each = []
-    for rank in range(world):
-        selection = Selection().shuffle().shard(rank, world, uneven=False, by_owner=True)
-        order = replace(selection, leg=leg).rank_order(length, 1, 0, Alternating(world), group)
-        each.append(np.asarray(order.places(range(len(order)))))
-    count = (length - start) // world
-    assert sorted(np.concatenate(each).tolist()) == list(range(start, start + world * count))
-    for first in range(0, count, group):  # the same global batches as by turns
-        places = np.concatenate([own[first : first + group] for own in each])
-        begin = start + world * first
-        assert sorted(places.tolist()) == list(range(begin, begin + len(places)))

@@ -233,8 +233,8 @@ CACHES: Mistakes = [
     (lambda: p().cache("10 apples"), "write for example '2GiB', '500MB' or '4096'"),
     (lambda: p().cache(-5), "a cache needs at least 1.0 MiB"),
     (lambda: p().cache("1MiB", path="kept"), "Give version=, and change it whenever"),
-    (lambda: p().cache("1MiB", admit="lru"), "must be 'first' or 'worth'"),
-    (lambda: s.budget("1MiB", path=3), "path= is a folder on a local disk"),
+    (lambda: p().cache("1MiB", path=3, version="1"), "path= is a folder on a local disk"),
+    (lambda: p().cache("auto", cluster="torchrun"), "nodes could choose different ones"),
     (lambda: p().cache("1MiB").cache("1MiB"), "choose a place for it"),
     (lambda: p().echo(2).cache(), "put .cache() before it"),
     (lambda: p().random_map(lambda x, rng: x).cache(), "the same in every epoch. Put .cache()"),
@@ -242,7 +242,6 @@ CACHES: Mistakes = [
     (lambda: p().cache("1MiB", cluster="node"), "a list of addresses such as 'node1:7117'"),
     (lambda: s.cached(p()), "a pipeline has .cache()"),
     (lambda: s.cached(loader()), "DataLoader has no __getitem__"),
-    (lambda: s.auto_cache(loader()), "takes a pipeline, not DataLoader"),
 ]
 
 WORKERS: Mistakes = [

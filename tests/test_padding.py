@@ -309,7 +309,6 @@ BEFORE: dict[str, tuple[Any, str]] = {
         lambda p: p.shuffle().shard(rank=0, world=2, pad=True), r"leave \.shuffle\(\) out"
     ),
     "uneven": (lambda p: p.shard(rank=0, world=2, pad=True, uneven=True), "leave uneven=True out"),
-    "near": (lambda p: p.shard(rank=0, world=2, pad=True, near="cache"), "leave near='cache' out"),
     "a mixture": (
         lambda p: stoker.mix({p: 1}).shard(rank=0, world=2, pad=True), "evaluate its parts"
     ),

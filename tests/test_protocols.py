@@ -32,7 +32,7 @@ PROTOCOLS = {
     ),
     "sources/remote/source.py": ("ReadsRanges",),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),
-    "schedule/dealing.py": ("Deal", "Dealer"),
+    "schedule/dealing.py": ("Deal",),
     "schedule/orders/order.py": ("Order",),
 }
 Class = tuple[Path, str]

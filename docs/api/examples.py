@@ -96,14 +96,6 @@ train = stoker.echo(loader, 2, transform=jitter, on=0)
 kept = stoker.cached(dataset, "64MiB", version="1")
 loader_of_kept = torch.utils.data.DataLoader(kept, batch_size=32, shuffle=True)
 
-# %% stoker.budget
-memory = stoker.budget("64MiB")  # of both together
-kept = stoker.cached(dataset, memory)
-train = data.shuffle().cache(memory).batch(32)
-
-# %% stoker.auto_cache
-train = stoker.auto_cache(data.shuffle().batch(32), "64MiB", version="1")
-
 # %% stoker.monitor
 for inputs, labels in stoker.monitor(loader):
     pass

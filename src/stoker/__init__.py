@@ -5,7 +5,6 @@ import typing as _typing
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
-from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.schedules import LrSchedule, lr_schedule
@@ -13,7 +12,6 @@ from stoker.adapters.serving import serve_metrics
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
-from stoker.cache.places.budget import CacheBudget, budget
 from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
     echo,
@@ -58,7 +56,6 @@ from stoker.stats import (
     CacheStats,
     Clock,
     PartStats,
-    PlaceStats,
     PoolStats,
     ProcessTrial,
     StageStats,
@@ -77,10 +74,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "__version__",
     "analyze",
-    "auto_cache",
-    "budget",
     "BudgetSpent",
-    "CacheBudget",
     "cached",
     "CachedDataset",
     "CacheError",
@@ -119,7 +113,6 @@ __all__ = [
     "PartStats",
     "Pipeline",
     "PipelineIterator",
-    "PlaceStats",
     "PoolStats",
     "ProcessTrial",
     "reads_only",

@@ -216,7 +216,7 @@ class StateError(StokerError):
 
 
 class CacheError(StokerError):
-    """A cache is damaged (and ``on_damage="refuse"``), is in use, or cannot be made."""
+    """A cache is in use, or cannot be read or made."""
 
 
 class ClusterError(StokerError):

@@ -10,11 +10,11 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.places.budget import CacheBudget
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.dataloader_api import DataLoaderApi
 from stoker.chain.fate import Fate
+from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
@@ -132,7 +132,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         rank: Int = None,
         world: Int = None,
         uneven: bool = False,
-        near: str | None = None,
         pad: bool | str = False,
         mask: str | None = None,
         balance: Any = None,
@@ -158,8 +157,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 ``last.valid`` is False for padding.
             mask: add ``last.valid`` to batches as a field ``bool [n]`` of this name. A dict gets
                 the key, a tuple one element more; anything else becomes ``(batch, mask)``.
-            near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
-                keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
             balance: numbers ``[n]``, one for each example of the source (its length, in general),
                 or the field that has them: deals the examples of each global batch so that ranks
                 have equal work, and equally many. A rank's rows come longest first. Needs
@@ -172,7 +169,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises ValueError on a loader, for a launcher with several processes but no process group,
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
-        shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
+        shard = Shard.of(rank, world, uneven, mesh, mesh_dims, env=env)
         return self._then(shard.padded(pad, mask).balanced(balance, cost))
 
     def select(self, which: Any) -> Pipeline[T]:
@@ -537,14 +534,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def cache(
         self,
-        limit: int | float | str | CacheBudget = "auto",
+        limit: int | float | str | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         keep: bool | None = None,
         version: str | None = None,
-        admit: str = "first",
-        keep_pages: bool = False,
-        on_damage: str = "rebuild",
         cluster: str | Sequence[str] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
@@ -554,28 +548,38 @@ class Pipeline(DataLoaderApi, Generic[T]):
         come until the limit is reached; then nothing enters or leaves (MinIO caching, VLDB 2021,
         section 6.1). Processes of this host share the store of the same data. No batch changes.
 
+        ``.cache("auto")`` chooses the place: it makes up to 64 examples now, for at most about 5 s,
+        and puts the cache where it saves most time, after the source or after one of the maps and
+        filters up to the first random stage, echo or batch. ``print(pipeline)`` shows where, and
+        why. Where no place would save anything there is a warning, and no cache.
+
         Args:
-            limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free
-                disk), ``"auto"``: half (four fifths); or a ``stoker.budget`` that caches share.
+            limit: bytes (``"64GiB"``) or a share of usable memory (``0.5``; with ``path`` of the
+                free disk); by default, and with ``"auto"``, half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
             keep: whether it stays after its last user ends; by default only with ``path``.
             version: identifies data and functions that stoker cannot identify itself: your maps,
                 datasets, arrays, servers without versions. Jobs with the same version share the
                 store; without a version a job shares only with itself.
-            admit: ``"first"``, or ``"worth"``: the examples that save most time per byte.
-            keep_pages: keep the local files of cached examples in the page cache, too.
-            on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
-            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
+            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses. Not
+                with ``"auto"``: nodes could choose different places.
             insecure: do not encrypt the traffic between nodes: only on a network that you trust.
 
-        Raises ValueError on streams and loaders, after random maps, echoes, batches and a cache of
-        another budget; TypeError or ValueError for other wrong arguments; and, before the first
-        example enters, StageError if it differs each time it is made.
+        Raises ValueError on streams and loaders, after random maps, echoes, batches and another
+        cache; TypeError or ValueError for other wrong arguments; and, before the first example
+        enters, StageError if it differs each time it is made.
         """
-        settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
-        return self._then(
-            CacheStage.of(self.chain, limit, version, keep_pages, cluster, insecure, **settings)
-        )
+        if isinstance(limit, str) and limit == "auto":
+            if cluster is not None:
+                raise ValueError(
+                    '.cache("auto") chooses its place by what this process measures, and nodes '
+                    "could choose different ones: put .cache(limit, cluster=...) at a place"
+                )
+            chain = with_best_cache(self.chain, version=version, path=path, keep=keep)
+            return self._derive(chain, "cache")
+        limit = "auto" if limit is None else limit
+        stage = CacheStage.of(self.chain, limit, version, cluster, insecure, path=path, keep=keep)
+        return self._then(stage)
 
     def workers(
         self,

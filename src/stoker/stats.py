@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.resources import format_bytes, format_seconds
+from stoker.basics.resources import format_bytes
 from stoker.errors import Skip
 
 # Below this fraction of ideal scaling, threads wait for each other: two threads then gain less than
@@ -279,22 +279,6 @@ class CacheCounts:
         return self.hits / requested if requested else 0.0
 
 
-@dataclass(frozen=True)
-class PlaceStats:
-    """What one place of a pipeline keeps, of the places that share a budget."""
-
-    name: str
-    """The source and the stages that make what it keeps."""
-    items: int
-    """Examples that are kept there."""
-    size_bytes: int
-    """The bytes of ``items``."""
-    hits: int
-    """Examples that were found there, in all epochs."""
-    in_memory: bool = True
-    """Whether they are in memory, or on a disk behind it."""
-
-
 @dataclass(frozen=True, repr=False)
 class CacheStats(CacheCounts):
     """A cache's counts (in a pipeline: of this epoch), and the contents of its store."""
@@ -315,13 +299,6 @@ class CacheStats(CacheCounts):
     """Of ``items``, those of this cache's chain; the others are of caches that share the store."""
     own_bytes: int = 0
     """The bytes of ``own_items``."""
-    places: tuple[PlaceStats, ...] = ()
-    """The places that share a budget, in the order of the pipeline; empty for a single cache."""
-    predicted_s: float | None = None
-    """Seconds of work that an epoch was predicted to take up to the last place, once the store is
-    full; None without a prediction (``stoker.auto_cache`` makes one)."""
-    worked_s: float = 0.0
-    """Seconds that all workers spent in this epoch up to the last place; 0.0 around a dataset."""
     members: int = 0
     """Nodes over which the cache is spread; 0 for a cache of this host alone."""
     members_alive: int = 0
@@ -341,14 +318,6 @@ class CacheStats(CacheCounts):
             f"{self.refused:,} refused; store: {self.items:,} items, {used} of {limit}"
             f"{', full' if self.full else ''}",
         ]
-        lines += [
-            f"kept {'' if place.in_memory else 'on disk '}as {place.name}: {place.items:,} "
-            f"({format_bytes(place.size_bytes)})"
-            for place in self.places
-        ]
-        if self.predicted_s is not None:
-            times = map(format_seconds, (self.predicted_s, self.worked_s))
-            lines.append("work up to here: {} predicted, {} measured".format(*times))
         if self.own_items < self.items and not self.members:
             lines.append(
                 f"of these, {self.own_items:,} ({format_bytes(self.own_bytes)}) are its own"
@@ -623,8 +592,7 @@ def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
     combined["skips"] = second.skips + first.skips if sign > 0 else first.skips[len(second.skips) :]
     if first.cache is not None and second.cache is not None and latest.cache is not None:
         counts = first.cache + second.cache if sign > 0 else first.cache - second.cache
-        worked_s = first.cache.worked_s + sign * second.cache.worked_s
-        combined["cache"] = replace(latest.cache, **vars(counts), worked_s=worked_s)
+        combined["cache"] = replace(latest.cache, **vars(counts))
     fresh = combined["fresh_examples"]
     worked_s = sum(stage.seconds for stage in stages)
     combined["production_s_per_example"] = worked_s / fresh if fresh else 0.0

@@ -373,18 +373,6 @@ def test_less_is_kept_of_decoded_examples_than_of_files() -> None:
     assert found.gain.value < files.gain.value
 
 
-def test_both_forms_are_advised_where_neither_alone_does_as_well() -> None:
-    large = replace(FETCH, examples=64_000, prepared=PREPARED)  # 62.6 GiB, in half of 64 GiB
-    both, *others = (a for a in advise(large) if "cache" in a.code and "cluster" not in a.code)
-    assert both.title == "keep 42% of the examples prepared, and 58% as files"
-    assert both.code == 'stoker.auto_cache(pipeline, "32.0 GiB")'
-    assert "all prepared examples would take 62.6 GiB" in both.why
-    assert "not the prepared examples, which would take 62.6 GiB" in others[0].why
-    assert both.gain.value > 1.5 * max(action.gain.value for action in others)
-    for changed in ({"memory_bytes": 256 << 30}, {"prepared": RANDOM}, {"example_bytes": None}):
-        assert not [a for a in advise(replace(large, **changed)) if "auto_cache" in a.code]
-
-
 def test_a_little_to_gain_is_not_nothing() -> None:
     little = job(G=600, P={1: 145, 4: 577}, workers=4, S=9_000)
     assert little.bound == "compute"

@@ -45,7 +45,7 @@ def item(n: int, size: int | None = None) -> StoredItem:
 
 
 def joined(folder: str, limit: int = LIMIT, **options: Any) -> store_dir.StoreDir:
-    arguments = {"temporary": False, "on_damage": "refuse", "describes": "a test", **options}
+    arguments = {"temporary": False, "describes": "a test", **options}
     made = store_dir.join(folder, limit_bytes=limit, **arguments)
     assert made is not None
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -17,14 +16,8 @@ EXAMPLES = 40
 
 
 def cache_of(identity: str) -> ExampleCache:
-    settings: dict[str, Any] = {"path": None, "keep": False, "admit": "first"}
     return ExampleCache(
-        "1MiB",
-        identity=identity,
-        describes="a test",
-        examples=EXAMPLES,
-        on_damage="rebuild",
-        **settings,
+        "1MiB", path=None, keep=False, identity=identity, describes="a test", examples=EXAMPLES
     )
 
 

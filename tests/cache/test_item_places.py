@@ -192,20 +192,17 @@ def resident(path: str) -> int:
 
 def test_what_comes_soon_is_read_from_the_disk_ahead_and_nothing_else(tmp_path: Path) -> None:
     """Its pages come into the page cache although nobody reads them."""
-    disk = stoker.budget("16MiB", path=tmp_path / "store", keep=False)
     cache = ExampleCache(
-        disk,
-        path=None,
-        keep=None,
+        "16MiB",
+        path=tmp_path / "store",
+        keep=False,
         identity="a test",
         describes="a test",
         examples=400,
-        admit="first",
-        on_damage="rebuild",
     )
     numbers = np.arange(400)
     for key, number in zip(cache.keys_of(numbers), numbers.tolist(), strict=True):
-        cache.offer(key, np.full(10_000, number % 251, np.uint8), 1)
+        cache.offer(key, np.full(10_000, number % 251, np.uint8))
     assert cache.flush(60)
     assert [int(value[0]) for value in cache.find_numbered(numbers)] == (numbers % 251).tolist()
     assert cache._handle is not None

@@ -44,11 +44,19 @@ from stores import (
 import stoker
 from scripts import Watch, run, script
 from stoker.cache import inventory, location, store_dir
-from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.counters import (
+    DATA_NS,
+    IN_USE,
+    ITEMS,
+    PAYLOAD_BYTES,
+    USED_BYTES,
+    Counters,
+    read_counts,
+)
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import DATA, MISSING, Busy, Store
+from stoker.cache.store import DATA, MISSING, Busy, Store, changed_ns
 from stoker.cache.writer import QUEUE_BYTES, Writer
-from strategies import FULL, few, one_in, shortened
+from strategies import FULL, few, one_in
 
 MIB = 1 << 20
 
@@ -656,6 +664,15 @@ def say_instead(folder: str, **changes: Any) -> None:
     Path(folder, "about.json").write_text(json.dumps({**said(folder), **changes}))
 
 
+def head_of(folder: str) -> list[int]:
+    return read_counts(Path(folder, "counters").read_bytes())[0]
+
+
+def set_head(folder: str, at: int, value: int) -> None:
+    with contextlib.closing(Counters(os.path.join(folder, "counters"))) as counters:
+        counters.head[at] = value
+
+
 def cut(folder: str, size: int) -> None:
     os.truncate(os.path.join(folder, DATA), size)
 
@@ -675,9 +692,9 @@ DAMAGES: dict[str, tuple[Callable[[str], object], str]] = {
     "nothing": (lambda f: cut(f, 0), r"has 0 bytes instead of 1,048,576"),
     "too much": (lambda f: cut(f, LIMIT + 4096), r"has 1,052,672 bytes instead of 1,048,576"),
     "no file": (lambda f: os.unlink(os.path.join(f, DATA)), r"No such file"),
-    "no beginning": (lambda f: overwrite(f, 0, bytes(8192)), r"is not an LMDB file"),
-    "zeros": (lambda f: overwrite(f, 0, bytes(LIMIT)), r"is not an LMDB file"),
-    "zeros inside": (lambda f: overwrite(f, 8192, bytes(LIMIT - 8192)), r"."),
+    "no beginning": (lambda f: overwrite(f, 0, bytes(8192)), r"another program has changed"),
+    "zeros": (lambda f: overwrite(f, 0, bytes(LIMIT)), r"another program has changed"),
+    "zeros inside": (lambda f: overwrite(f, 8192, bytes(LIMIT - 8192)), r"another program has"),
     "about: garbage": (lambda f: write(f, "about.json", b"\xff{"), r"about.json cannot be read"),
     "about: empty": (lambda f: write(f, "about.json", b""), r"about.json cannot be read"),
     "about: other": (lambda f: write(f, "about.json", b"[1]"), r"about.json cannot be read"),
@@ -685,13 +702,13 @@ DAMAGES: dict[str, tuple[Callable[[str], object], str]] = {
     "about: gone": (lambda f: os.unlink(os.path.join(f, "about.json")), r"about.json cannot be"),
     "format": (
         lambda f: say_instead(f, format=7),
-        r"has format 7, but this version of stoker uses 5",
+        r"has format 7, but this version of stoker uses 6",
     ),
     "other limit": (lambda f: say_instead(f, limit_bytes=4096), r"bytes instead of 4,096"),
 }
 
 
-FILES = ("data.mdb", "counters", "about.json", "left", "lock.mdb", "users", "admission")
+FILES = ("data.mdb", "counters", "about.json", "lock.mdb", "users", "admission")
 
 USING = """
 import json, os, sys, warnings
@@ -699,21 +716,17 @@ import stoker
 
 items = [bytes([n]) * (100 + 40 * n * n) for n in range(60)]
 
-def use(folder, on_damage):
+def use(folder):
     pipeline = stoker.from_dataset(items, seed=0)
-    pipeline = pipeline.cache("2MiB", path=folder, version="1", on_damage=on_damage).workers(0)
+    pipeline = pipeline.cache("2MiB", path=folder, version="1").workers(0)
     for _ in range(2):
         assert list(pipeline) == items
     return pipeline.stats().cache.hits
 
-def told(folder, on_damage):
+def told(folder):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        try:
-            hits = use(folder, on_damage)
-        except stoker.CacheError as error:
-            assert on_damage == "refuse" and folder in str(error), error
-            return "refused"
+        hits = use(folder)
     assert all(w.category is stoker.CacheWarning for w in said), [str(w.message) for w in said]
     return "rebuilt" if said else "right"
 
@@ -721,7 +734,7 @@ for line in sys.stdin:
     pid = os.fork()
     if not pid:
         try:
-            answer = told(*json.loads(line))
+            answer = told(json.loads(line))
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)
@@ -754,8 +767,8 @@ places = st.one_of(
 
 
 @pytest.mark.full
-def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
-    """As users meet it: the right data, a warning that it is made anew, or a CacheError."""
+def test_damage_anywhere_is_mended(tmp_path: Path) -> None:
+    """As users meet it: the right data, or a warning that it is made anew."""
     model = str(tmp_path / "model")
     errors = (tmp_path / "errors").open("w+")
     service: Any = subprocess.Popen(
@@ -766,8 +779,8 @@ def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
         text=True,
     )
 
-    def outcome(folder: str, on_damage: str) -> str:
-        service.stdin.write(json.dumps([folder, on_damage]) + "\n")
+    def outcome(folder: str) -> str:
+        service.stdin.write(json.dumps(folder) + "\n")
         service.stdin.flush()
         answer = json.loads(service.stdout.readline())
         assert isinstance(answer, str), f"the user of the cache ended with {answer}"
@@ -775,64 +788,47 @@ def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
         return answer
 
     @few(1)
-    @given(places, st.binary(min_size=1, max_size=40), st.booleans(), st.booleans())
-    @example((DATA, 16), b"\xff", True, True)
-    @example((DATA, 4116), b"\xff", True, False)
-    def check(where: tuple[str, int], data: bytes, restored: bool, refuse: bool) -> None:
+    @given(places, st.binary(min_size=1, max_size=40), st.booleans())
+    @example((DATA, 16), b"\xff", True)
+    @example((DATA, 4116), b"\xff", True)
+    def check(where: tuple[str, int], data: bytes, restored: bool) -> None:
         inside = str(tmp_path / f"cache-{secrets.token_hex(8)}")
         shutil.copytree(model, inside)
-        on_damage = "refuse" if refuse else "rebuild"
-        assert outcome(inside, on_damage) == "right"  # a copy is looked through
+        assert outcome(inside) == "rebuilt"  # a copy
+        assert outcome(inside) == "right"
         flipped(inside, *where, data, restored)
-        first = outcome(inside, on_damage)
-        assert first in ("right", "refused" if refuse else "rebuilt")
-        if first == "refused":
-            assert outcome(inside, on_damage) == "refused"
-        else:  # an item was found to be damaged when it was read: it is made anew now
-            assert outcome(inside, on_damage) in ("right", first)
-            assert outcome(inside, on_damage) == "right"
+        first = outcome(inside)
+        assert first in ("right", "rebuilt")
+        # An item was found to be damaged when it was read: it is made anew now.
+        assert outcome(inside) in ("right", first)
+        assert outcome(inside) == "right"
         inventory.remove(inside)
 
     with errors, service:
-        assert outcome(model, "refuse") == "right"
+        assert outcome(model) == "right"
         if FULL:
-            check = example((DATA, 20), b"\xff", True, False)(check)
-            check = example((DATA, 40), b"\xff", True, True)(check)
+            check = example((DATA, 20), b"\xff", True)(check)
+            check = example((DATA, 40), b"\xff", True)(check)
         check()
         service.stdin.close()
         assert service.wait(60) == 0
 
 
 @pytest.mark.parametrize("at", [16, 20, 40, 4112, 4116])
-@pytest.mark.parametrize("on_damage", ["rebuild", "refuse"])
-def test_a_store_that_is_damaged_while_it_is_used(folder: str, at: int, on_damage: str) -> None:
-    """Who comes then reads from the source, or is refused; and who comes when all have left."""
+def test_a_store_that_is_damaged_while_it_is_used(folder: str, at: int) -> None:
+    """Who comes then reads from the source; who comes when all have left makes it anew."""
     items = [bytes([n]) * 1000 for n in range(20)]
 
     def cached() -> stoker.Pipeline:
         source = stoker.from_dataset(items, seed=0)
-        return source.cache("2MiB", path=folder, version="1", on_damage=on_damage).workers(0)
+        return source.cache("2MiB", path=folder, version="1").workers(0)
 
     with opened(folder, 2 * MIB):
         flipped(folder, DATA, at, b"\xff", True)
-        if on_damage == "refuse":
-            with pytest.raises(stoker.CacheError, match=f"{folder} is damaged"):
-                list(cached())
-        else:
-            with pytest.warns(
-                stoker.CacheWarning, match="Damaged examples are read from the source"
-            ):
-                assert list(cached()) == items
-    if on_damage == "refuse":
-        with pytest.raises(stoker.CacheError, match=f"{folder} is damaged"):
-            list(cached())
-    else:
-        with pytest.warns(stoker.CacheWarning, match="rebuilt"):
+        with pytest.warns(stoker.CacheWarning, match="Damaged examples are read from the source"):
             assert list(cached()) == items
-
-
-def tree(folder: str) -> dict[str, bytes]:
-    return {entry.name: Path(entry.path).read_bytes() for entry in os.scandir(folder)}
+    with pytest.warns(stoker.CacheWarning, match="rebuilt"):
+        assert list(cached()) == items
 
 
 @pytest.mark.parametrize(("harm", "named"), one_in(3, DAMAGES.values()), ids=DAMAGES.keys())
@@ -840,14 +836,8 @@ def test_damage_is_found_and_named(folder: str, harm: Callable[[str], object], n
     with opened(folder) as store:
         store.add([item(n) for n in range(30)])
     harm(folder)
-    before = tree(folder)
-    with pytest.raises(stoker.CacheError, match=rf"damaged: .*{named}") as caught:
-        joined(folder, on_damage="refuse")
-    assert folder in str(caught.value)
-    assert "stoker cache remove" in str(caught.value)
-    assert tree(folder) == before  # for whoever wants to look at it
     with pytest.warns(stoker.CacheWarning, match=rf"damaged \(.*{named}.*rebuilt"):
-        joined(folder, 2 * MIB, on_damage="rebuild").leave()
+        joined(folder, 2 * MIB).leave()
     with opened(folder) as store:
         assert store.limit_bytes == 2 * MIB
         assert store.keys() == []
@@ -865,16 +855,13 @@ def test_what_was_in_use_when_the_machine_went_down_is_made_anew(folder: str) ->
     with opened(folder) as store:
         assert list(found(store, [1])) == [1]
         assert said(folder)["boot"] == store_dir.boot_id()
-    say_instead(folder, boot="another", clean=False)
-    with pytest.raises(stoker.CacheError, match="in use when the machine went down"):
-        joined(folder, on_damage="refuse")
-    with opened(folder, on_damage="rebuild") as store:
+    say_instead(folder, boot="another")
+    set_head(folder, IN_USE, 1)
+    with opened(folder) as store:
         assert store.keys() == []
 
 
-def test_what_was_in_use_when_its_users_were_killed_is_checked_and_kept(
-    tmp_path: Path, folder: str
-) -> None:
+def test_what_was_in_use_when_its_users_were_killed_is_kept(tmp_path: Path, folder: str) -> None:
     body = f"""
         def use():
             hold = joined({folder!r})
@@ -884,10 +871,10 @@ def test_what_was_in_use_when_its_users_were_killed_is_checked_and_kept(
         say(json.dumps(ended([forked(use)])))
     """
     assert play(tmp_path, textwrap.dedent(body)) == [[-9]]
-    assert said(folder)["clean"] is False
+    assert head_of(folder)[IN_USE]
     with opened(folder) as store:
         assert found(store, [1]) == {1: content(1)}
-    assert said(folder)["clean"] is True
+    assert not head_of(folder)[IN_USE]
 
 
 def test_who_waits_for_the_last_user_to_leave_is_the_first(
@@ -906,8 +893,7 @@ def test_who_waits_for_the_last_user_to_leave_is_the_first(
     monkeypatch.setattr(store_dir.time, "sleep", sleep)
     hold = joined(folder)
     assert len(waited) == 1
-    assert said(folder)["clean"] is False
-    assert not os.path.exists(os.path.join(folder, "left"))
+    assert head_of(folder)[IN_USE]
     hold.leave()
     os.close(last)
 
@@ -925,7 +911,7 @@ def test_files_that_hold_no_items_are_made_again(
         write(folder, name, data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stoker.CacheWarning)  # either way, it works
-        with opened(folder, on_damage="rebuild") as store:
+        with opened(folder) as store:
             there = found(store, range(10))
             assert wrong(there) == []
             assert len(there) in (0, 10)
@@ -948,8 +934,9 @@ def test_an_item_that_is_not_as_it_was_written_is_missing(
         times = os.stat(data)
         start = data.read_bytes().index(content(n)) + at % len(content(n))
         overwrite(inside, start, bytes([data.read_bytes()[start] ^ flip]))
-        if restored:  # as when a disk forgets
+        if restored:
             os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+        set_head(inside, DATA_NS, changed_ns(inside))  # as when a disk forgets
         told: list[str] = []
         with opened(inside) as store:
             for _ in range(2):
@@ -969,7 +956,7 @@ def read(folder):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         told = []
-        with opened(folder, on_damage="rebuild") as store:
+        with opened(folder) as store:
             there = found(store, range(100), told.append)
             report = {"wrong": wrong(there), "items": len(there), "told": len(told)}
             try:
@@ -1192,7 +1179,7 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
         warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)
         cache = ExampleCache(
             {16 * MIB}, path={folder!r}, keep=True, identity="forks", describes="forks",
-            examples=4000, admit="first", on_damage="refuse",
+            examples=4000,
         )
         stop = threading.Event()
         passed = [0] * 4
@@ -1202,7 +1189,7 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
             at = cache.key(Fingerprint(n), n)
             (value,) = cache.find([at])
             if value is MISSING:
-                cache.offer(at, content(n), 1)
+                cache.offer(at, content(n))
             else:
                 assert value == content(n)
             return value is not MISSING
@@ -1248,64 +1235,3 @@ def test_forks_while_threads_read_and_write(tmp_path: Path, folder: str, forks: 
     """
     codes, went_on, errors, damaged = play(tmp_path, textwrap.dedent(body))[0]
     assert (codes, went_on, errors, damaged) == ([0] * forks, True, [], 0)
-
-
-def looked_through(folder: str) -> None:
-    """Leave a store so that its tables are read through before it is used again."""
-    with opened(folder) as store:
-        store.add([item(1)])
-    os.utime(os.path.join(folder, "data.mdb"), ns=(1, 1))
-
-
-OPENED = """
-import os, sys
-sys.path[:] = {places!r}
-from stoker.cache import store_dir
-os.chdir({where!r})
-store_dir.join({folder!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
-    on_damage="refuse").leave()
-print("sound")
-"""
-
-
-@pytest.mark.parametrize("name", shortened(["lmdb", "struct", "numpy"], 1))
-def test_what_lies_in_the_current_folder_is_no_damage(
-    folder: str, tmp_path: Path, name: str
-) -> None:
-    looked_through(folder)
-    (tmp_path / f"{name}.py").write_text("raise SystemExit('another module of that name')")
-    code = OPENED.format(places=sys.path, where=str(tmp_path), folder=folder)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.stdout == "sound\n", done.stderr
-
-
-def test_a_program_that_found_stoker_by_its_own_path_checks_a_store(
-    folder: str, tmp_path: Path
-) -> None:
-    looked_through(folder)
-    code = OPENED.format(places=["", *sys.path], where=str(tmp_path), folder=folder)
-    done = subprocess.run(
-        [getattr(sys, "_base_executable", sys.executable), "-I", "-c", code],
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.stdout == "sound\n", done.stderr
-
-
-@pytest.mark.parametrize("on_damage", ["rebuild", "refuse"])
-def test_a_store_that_cannot_be_checked_is_not_thrown_away(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_damage: str
-) -> None:
-    looked_through(folder)
-    (tmp_path / "lmdb.py").write_text("raise ImportError('no lmdb here')")
-    with monkeypatch.context() as context:
-        context.syspath_prepend(str(tmp_path))  # this process has its own one already
-        with pytest.raises(stoker.CacheError, match=r"cannot check .*no lmdb here"):
-            joined(folder, on_damage=on_damage)
-    with opened(folder) as store:
-        assert found(store, [1]) == {1: content(1)}

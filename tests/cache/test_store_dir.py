@@ -147,8 +147,7 @@ def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
             from stoker.errors import CacheError
             {textwrap.indent(UNPRIVILEGED, " " * 12).lstrip()}
             try:
-                store_dir.join({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False,
-                    on_damage="rebuild")
+                store_dir.join({path!r}, limit_bytes=1 << 20, describes="a test", temporary=False)
             except CacheError as error:
                 print(error)
             """
@@ -217,7 +216,7 @@ def test_where_modes_are_not_kept_no_store_is_made(tmp_path: Path) -> None:
         os.mkdir = lambda path, *a, **k: (made(path, *a, **k), os.chmod(path, 0o777))
         from stoker.cache import store_dir
         store_dir.join({str(tmp_path / "on" / "cache")!r}, limit_bytes=1 << 20,
-            describes="a test", temporary=False, on_damage="rebuild")
+            describes="a test", temporary=False)
     """
     done = python(code)
     says = f"cannot make a cache in {tmp_path / 'on'}: its file system does not keep permissions"
@@ -281,23 +280,23 @@ def a_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize("harm", [fifo, link, link_to_a_terminal, socket_there, a_folder])
-@pytest.mark.parametrize("name", ["about.json", "data.mdb", "counters", "left", "users"])
+@pytest.mark.parametrize("name", ["about.json", "data.mdb", "counters", "users"])
 def test_what_is_no_file_is_neither_waited_for_nor_followed(
     folder: str, name: str, harm: Callable[[str], None]
 ) -> None:
-    """Each is damage: named, refused, or made anew."""
+    """Each is damage: named, and made anew."""
     with opened(folder) as store:
         store.add([item(1)])
     harm(os.path.join(folder, name))
     assert inventory.read_summary(folder) is None or name not in ("about.json", "counters")
     assert not inventory.is_in_use(folder)
     inventory.sweep(folder)
-    with pytest.raises(stoker.CacheError, match=r"is damaged|cannot lock"):
-        joined(folder, on_damage="refuse")
-    if name == "users":
-        return  # nobody can tell whether it is used
+    if name == "users":  # nobody can tell whether it is used
+        with pytest.raises(stoker.CacheError, match="cannot lock"):
+            joined(folder)
+        return
     with pytest.warns(stoker.CacheWarning, match="is damaged"):
-        joined(folder, on_damage="rebuild").leave()
+        joined(folder).leave()
     with opened(folder) as store:
         assert store.keys() == []
 
@@ -333,9 +332,8 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
     Path(folder, "thesis.txt").write_text("all of it")
     before = tree(folder)
     inventory.sweep(folder)
-    for on_damage in ("refuse", "rebuild"):
-        with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
-            joined(folder, on_damage=on_damage)
+    with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
+        joined(folder)
     with pytest.raises(stoker.CacheError, match=r"holds files|is not a cache"):
         inventory.remove(folder)
     assert tree(folder) == before
@@ -344,9 +342,8 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
 def test_a_file_of_one_s_own_named_users_is_no_store(folder: str) -> None:
     os.mkdir(folder, 0o700)
     Path(folder, "users").write_text("alice\nbob\n")
-    for on_damage in ("refuse", "rebuild"):
-        with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
-            joined(folder, on_damage=on_damage)
+    with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
+        joined(folder)
     assert not inventory.is_store(folder)
     with pytest.raises(stoker.CacheError, match="is not a cache"):
         inventory.remove(folder)

@@ -22,8 +22,8 @@ from stoker.cluster.keeper import protocol
 from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.membership import Members, NamedHosts
+from stoker.cluster.owners import Member
 from stoker.cluster.remote_node import key_of
-from stoker.schedule.owners import Member
 from stoker.transport.codec.encoder import encode
 from stoker.transport.link import Link, LinkError
 from stoker.transport.secret import Secret
@@ -314,8 +314,8 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.cache("8MiB", cluster=[7], version="1")  # type: ignore[list-item]
         with pytest.raises(ValueError, match="needs version="):
             source.cache("8MiB", cluster=["a:1"])
-        with pytest.raises(ValueError, match="leave out admit="):
-            source.cache("8MiB", cluster=["a:1"], version="1", admit="worth")
+        with pytest.raises(ValueError, match="nodes could choose different ones"):
+            source.cache("auto", cluster=["a:1"], version="1")
         for cache in (source.cache, lambda *a, **k: stoker.cached(Numbered(), *a, **k)):
             with pytest.raises(ValueError, match="a cache over several nodes"):
                 cache("8MiB", version="1", insecure=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.schedule.owners import SLOTS, Member, OwnerMap
+from stoker.cluster.owners import SLOTS, Member, OwnerMap
 from strategies import few
 
 MIB = 1 << 20

@@ -22,11 +22,9 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_toke
 import stoker
 from scripts import reserved_port
 from stoker.cache import inventory
-from stoker.cache.store import MISSING
 from stoker.cluster.keeper import client
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.partitioned import PartitionedCache
-from stoker.stages.cache import CacheStage
 from strategies import frozen, one_in, stream
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
@@ -98,59 +96,6 @@ def test_behind_a_map_what_was_made_is_kept(three: list[Keeper]) -> None:
     assert dataset.reads == reads
     assert sorted(map(str, first)) != sorted(map(str, second))  # other batches, of the same
     assert first == stream(source.map(halved, on="x").batch(7))
-
-
-def repeated(x: Any) -> Any:
-    return np.repeat(x, 3)
-
-
-def at_two_places(three: list[Keeper], size: str = "8MiB") -> stoker.Pipeline[Any]:
-    budget = stoker.budget(size, path=three[0].folder)
-    options: dict[str, Any] = {"cluster": [keeper.address for keeper in three], "version": "test"}
-    train = shuffled().cache(budget, **options).map(repeated, on="x")
-    return train.filter(not_seven).cache(budget, **options)
-
-
-def not_seven(example: Any) -> bool:
-    return bool(example["id"] != 7)
-
-
-@pytest.mark.parametrize("chain", one_in(3, CHAINS))
-@pytest.mark.parametrize("size", ["8MiB", "1MiB"])
-def test_places_share_the_stores_of_all_nodes(tmp_path: Path, chain: str, size: str) -> None:
-    with keepers(tmp_path, size=size) as three:
-        made = CHAINS[chain](at_two_places(three, size))
-        plain = CHAINS[chain](shuffled().map(repeated, on="x").filter(not_seven))
-        for epoch in range(3):
-            assert stream(made) == stream(plain)
-            cache = made.stats().cache
-            assert cache is not None
-            assert cache.hits + cache.misses == EXAMPLES
-            if epoch == 2:  # the first few examples that a process sees enter in a later epoch
-                assert 0 < cache.peer_hits < cache.hits
-                assert cache.misses == 0 or size != "8MiB" or chain == "processes"
-
-
-def test_an_item_without_a_place_of_the_chain_is_none(three: list[Keeper]) -> None:
-    stage = at_two_places(three).chain.stages[-1]
-    assert isinstance(stage, CacheStage)
-    assert stage.placed is not None
-    placed = stage.placed
-    assert placed.found_at(0, (0, b"read")) == (0, b"read")
-    for wrong in (2, (2, b""), (-1, b""), (True, b""), (0,), {"x": 1}):
-        assert placed.found_at(0, wrong) == (1, MISSING)
-
-
-def test_a_budget_over_nodes_is_for_one_pipeline(three: list[Keeper]) -> None:
-    budget = stoker.budget("8MiB", path=three[0].folder)
-    options: dict[str, Any] = {"cluster": [keeper.address for keeper in three], "version": "test"}
-    first = shuffled().cache(budget, **options)
-    stream(first)
-    stream(shuffled().cache(budget, **options).batch(7))  # the same
-    with pytest.raises(stoker.CacheError, match="a budget of its own"):
-        stream(shuffled().map(halved, on="x").cache(budget, **options))
-    with pytest.raises(ValueError, match="over the same cluster="):
-        first.map(halved, on="x").cache(budget)
 
 
 @pytest.mark.full

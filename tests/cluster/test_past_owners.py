@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.cluster.owners import Member, OwnerMap
 from stoker.cluster.remote_node import MemberMap, key_of
-from stoker.schedule.owners import Member, OwnerMap
 from strategies import few
 
 MIB = 1 << 20

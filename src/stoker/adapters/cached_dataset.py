@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
-from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
 from stoker.pipeline import Pipeline
 from stoker.sources.dataset import gives_many
@@ -37,13 +35,11 @@ _REPEATED = 0.05
 
 def cached(
     dataset: Any,
-    limit: int | float | str | CacheBudget = "auto",
+    limit: int | float | str = "auto",
     *,
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
     version: str | None = None,
-    admit: str = "first",
-    on_damage: str = "rebuild",
     cluster: str | Sequence[str] | None = None,
     insecure: bool = False,
 ) -> CachedDataset:
@@ -56,7 +52,9 @@ def cached(
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used where
             it stands for that. Items are nested arrays, tensors, bytes, strings and numbers.
-        limit, path, keep, admit, on_damage, cluster, insecure: as in ``Pipeline.cache``.
+        limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free
+            disk), or ``"auto"``: half (four fifths).
+        path, keep, cluster, insecure: as in ``Pipeline.cache``.
         version: names the data: with it, jobs share the store, and with ``keep`` the next run finds
             it, if the dataset is alike: its class and length, the texts, numbers and paths that it
             holds, its selection, and the same of a wrapped dataset. Without it the store belongs to
@@ -68,12 +66,7 @@ def cached(
     """
     from stoker.cache.example_cache import ExampleCache
 
-    settings: dict[str, Any] = {
-        "path": path,
-        "keep": keep,
-        "admit": admit,
-        "on_damage": on_damage,
-    }
+    settings: dict[str, Any] = {"path": path, "keep": keep}
     what = type(dataset).__name__
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
@@ -91,12 +84,6 @@ def cached(
     name = f"{type(dataset).__name__} of {len(dataset)}"
     if insecure and cluster is None:
         raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
-    if isinstance(limit, CacheBudget) and (limit.behind is not None or cluster is not None):
-        raise ValueError(
-            "a budget with a disk behind it, or over several nodes (cluster=), is for pipelines: "
-            "stoker.from_dataset(dataset).cache(budget). Around a dataset, give a limit, or a "
-            "budget on this host in memory or with path="
-        )
     if cluster is not None:
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
@@ -172,21 +159,16 @@ class CachedDataset:
         self._warn_of_repeats(len(names))
         found = self._find(names)
         missing = [at for at, value in enumerate(found) if value is MISSING]
-        step = 1 if cache.weighs else max(1, len(missing))
-        for start in range(0, len(missing), step):
-            some = missing[start : start + step]
-            began = time.perf_counter_ns()
-            values = self._read([indices[at] for at in some])
-            cost_ns = (time.perf_counter_ns() - began) // len(some)
-            for at, value in zip(some, values, strict=True):
-                found[at] = value
-                if not cache.takes:
-                    cache.count(refused=1)
-                    continue
-                what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
-                cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
-                name = names[at]
-                cache.offer(cache.key(Fingerprint(name), name), value, cost_ns)
+        values = self._read([indices[at] for at in missing]) if missing else []
+        for at, value in zip(missing, values, strict=True):
+            found[at] = value
+            if not cache.takes:
+                cache.count(refused=1)
+                continue
+            what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
+            cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
+            name = names[at]
+            cache.offer(cache.key(Fingerprint(name), name), value)
         return found
 
     def _find(self, names: list[Any]) -> list[Any]:

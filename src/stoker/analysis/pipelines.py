@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoker.adapters.auto_caching import auto_cache
 from stoker.analysis.model.report import Keeping
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import TURNS, PhaseLimits, run_phases
@@ -260,17 +259,17 @@ class PipelineJob:
         """Do nothing: a pipeline's stages are known, with a rate each."""
 
     def keep_examples(self) -> None:
-        """Do nothing: the plan of caches says what each saves."""
+        """Do nothing: the plan of a cache says what it saves."""
 
     def look_at_example(self) -> None:
-        """Plan caches, as ``stoker.auto_cache`` does; none where it refuses."""
+        """Choose a place for a cache, as ``.cache("auto")`` does; none where it refuses."""
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)
-            for stage in auto_cache(self._pipeline).chain.stages:
+            for stage in self._pipeline.cache("auto").chain.stages:
                 forecast = stage.forecast if isinstance(stage, CacheStage) else None
                 if forecast is not None:
-                    left = forecast.predicted_s / forecast.work_s
-                    self.trace.keeping = Keeping(dict(forecast.kept), left)
+                    left = forecast.left_s / forecast.work_s
+                    self.trace.keeping = Keeping(forecast.name, forecast.kept, left)
 
     def _copy(self, workers: int) -> Pipeline:
         chain = self._pipeline.chain.apart()  # ranks measure for as long as each of them needs

@@ -36,6 +36,9 @@ _CHECKED = _WIDTH - 1
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
 # For a cache over several nodes. NEWEST_NS: when the newest member joined that the keeper knows of.
 MEMBERS, MEMBERS_ALIVE, MAP_VERSION, NEWEST_NS = range(10, 14)
+# IN_USE: no last user has closed the store. WRITING: a process writes to the file of items, or was
+# killed within that; DATA_NS is the time of its last change otherwise.
+IN_USE, WRITING = range(14, 16)
 
 
 class Counters:
@@ -84,6 +87,10 @@ class Counters:
     def is_checked(self, user: tuple[int, int]) -> bool:
         """True if the check has passed in any of a user's processes."""
         return bool(self._rows_of(user)[:, _CHECKED].any())
+
+    def write_through(self) -> None:
+        """Wait until the file is on the disk, where there is one."""
+        self._map.flush()
 
     def close(self) -> None:
         """Free this process's rows; their counts stay. The object cannot be used afterwards.

@@ -21,11 +21,8 @@ from stoker.cache.admission import RandomCheck
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
-from stoker.cache.layout import StoredItem, room_of
+from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
-from stoker.cache.places.budget import CacheBudget
-from stoker.cache.places.choice import PlaceChoice, Room
-from stoker.cache.places.model import NOWHERE
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.stats import CacheCounts, CacheStats
@@ -35,24 +32,19 @@ from stoker.transport.codec.encoder import encode
 # How long a flush waits by default. A user would wait so long without an explanation. Chosen, not
 # measured.
 _FLUSH_S = 5.0
-_ADMIT = ("first", "worth")
-_ON_DAMAGE = ("rebuild", "refuse")
 
 
 class ExampleCache:
     """The cache of one chain's items. It is picklable, and each process opens it on first use.
 
     Args:
-        limit: the size of a new store; or a budget, whose store it shares with other caches, and
-            which then says where that is, whether it stays, and what to do if it is damaged.
+        limit: the size of a new store.
         path: the store's folder, or None for a store in memory.
         keep: whether the store stays after its last user; None: only if ``path`` is given.
         identity: identifies the chain's items in other runs; None if they are valid in this job
             only.
         describes: the contents, for messages.
         examples: the number of examples.
-        admit: ``"first"`` or ``"worth"``.
-        on_damage: ``"rebuild"`` or ``"refuse"``.
 
     Raises ValueError for invalid arguments.
     """
@@ -62,26 +54,15 @@ class ExampleCache:
 
     def __init__(
         self,
-        limit: Limit | CacheBudget,
+        limit: Limit,
         *,
         path: str | os.PathLike[str] | None,
         keep: bool | None,
         identity: str | None,
         describes: str,
         examples: int,
-        admit: str,
-        on_damage: str,
     ) -> None:
-        budget = limit if isinstance(limit, CacheBudget) else None
-        if budget is not None:
-            _check_shared(path, keep, admit, on_damage)
-            path, keep, on_damage = budget.path, budget.keep, budget.on_damage
-        self.budget = budget
-        self.limit = location.parse_limit(limit if budget is None else budget.limit)
-        if admit not in _ADMIT:
-            raise ValueError(f"admit= must be 'first' or 'worth', not {admit!r}")
-        if on_damage not in _ON_DAMAGE:
-            raise ValueError(f"on_damage= must be 'rebuild' or 'refuse', not {on_damage!r}")
+        self.limit = location.parse_limit(limit)
         self.temporary = not (path is not None if keep is None else keep)
         if not self.temporary and identity is None:
             raise ValueError(
@@ -89,32 +70,16 @@ class ExampleCache:
                 f"{describes} is still the same then. Give version=, and change it whenever data "
                 "or functions change; or give keep=False"
             )
-        self.behind = None
-        if budget is not None and budget.behind is not None:
-            self.behind = ExampleCache(
-                budget.behind,
-                path=None,
-                keep=None,
-                identity=identity,
-                describes=describes,
-                examples=examples,
-                admit=admit,
-                on_damage="rebuild",
-            )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
         self.in_memory = path is None
-        if budget is not None:
-            self.folder = budget.folder
-        elif path is None:
+        if path is None:
             name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
             self.folder = os.path.join(location.memory_folder(), f"{name}-{self._chain.hex()[:12]}")
         else:
             self.folder = location.local_folder(path)
         self.describes = describes
-        self._examples = examples
-        self._admit = admit
-        self._on_damage = on_damage
+        self.examples = examples
         self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
         self._has_compared_size = False
         self._was_opened = False
@@ -125,14 +90,13 @@ class ExampleCache:
         self._numbered: NumberedKeys | None = None
         self._places: tuple[Handle | None, ItemPlaces | None] = None, None
         self._has_no_room = False
-        self._begin_admission()
+        self._begin_locks()
 
-    def _begin_admission(self) -> None:
-        self._worth = PlaceChoice() if self._admit == "worth" else None
+    def _begin_locks(self) -> None:
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        per_process = ("_handle", "_numbered", "_places", "_has_no_room", "_worth", "_random_check")
+        per_process = ("_handle", "_numbered", "_places", "_has_no_room", "_random_check")
         return {name: value for name, value in vars(self).items() if name not in per_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -142,8 +106,7 @@ class ExampleCache:
     def open(self) -> bool:
         """Open the store, or make it. Called before workers start; True the first time.
 
-        Raises CacheError if the store is damaged and ``on_damage`` is ``"refuse"``, or if no store
-        can be made.
+        Raises CacheError if no store can be made.
         """
         self.find(())
         is_first, self._was_opened = not self._was_opened, True
@@ -156,7 +119,7 @@ class ExampleCache:
     def keys_of(self, indices: NDArray[np.int64]) -> list[bytes]:
         """Return the keys of examples that only their numbers identify."""
         if self._numbered is None:
-            self._numbered = NumberedKeys(self._examples)
+            self._numbered = NumberedKeys(self.examples)
         return self._numbered.of(indices, self.key)
 
     def find(
@@ -168,8 +131,6 @@ class ExampleCache:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
             lends: whether arrays may be read-only views of the store.
-
-        Raises CacheError if an item is damaged and ``on_damage`` is ``"refuse"``.
         """
         values, saved_bytes = self._look_up(keys, sizes, lends=lends)
         misses = sum(value is MISSING for value in values)
@@ -216,7 +177,7 @@ class ExampleCache:
         """Return the places of items in this store; a new process, or user, begins with none."""
         known_in, places = self._places
         if places is None or known_in is not handle:
-            places = ItemPlaces(handle.store.map, self._examples, handle.store.ask_for)
+            places = ItemPlaces(handle.store.map, self.examples, handle.store.ask_for)
             self._places = handle, places
         return places
 
@@ -279,7 +240,7 @@ class ExampleCache:
             return MISSING
 
     def _note_damage(self, handle: Handle, what: str) -> None:
-        handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
+        handle.record_damage(what, self._user)
 
     def batch_lookups(self) -> Any:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
@@ -323,11 +284,6 @@ class ExampleCache:
         head[HAS_WARNED] = 1
         return True
 
-    @property
-    def weighs(self) -> bool:
-        """True if admission depends on an item's cost."""
-        return self._worth is not None
-
     def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
         """Check, before the first item enters the store, that items are not random.
 
@@ -347,72 +303,29 @@ class ExampleCache:
             self._random_check.run(what, value, read_again)
             counters.record_check(self._user)
 
-    def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
+    def offer(self, key: bytes, value: Any, file: str | None = None) -> None:
         """Offer an item; if there is room, another thread writes it later.
 
         Args:
             key: the item's key.
             value: the item.
-            cost_ns: nanoseconds that making the value took.
             file: a local file that the page cache may drop once the item is written.
 
         Raises TypeError for values that cannot be stored.
         """
         record = encode(value)
         size = sum(map(len, record))
-        worth, sizes = self._worth, [room_of(size)]
-        if worth is not None and worth.choose(key, [cost_ns], sizes, self._room) == NOWHERE:
-            return self.count(refused=1, refused_bytes=size)
-        self.enter(key, record, size, file)
-
-    def _room(self) -> Room:
-        counts, left = self.counts(), self._examples - self.own_items - self.queued_items
-        return Room.of(self.free_bytes, max(1, left), counts.admitted, counts.misses)
-
-    def enter(self, key: bytes, record: list[bytes], size_bytes: int, file: str | None) -> None:
-        """Let an encoded item in that was chosen, if there is room; another thread writes it."""
-        if self._enter(StoredItem(key, record, size_bytes, self._user, file, self._chain)):
+        if self._enter(StoredItem(key, record, size, self._user, file, self._chain)):
             # The writer corrects the count if the item does not fit.
-            self.count(admitted=1, admitted_bytes=size_bytes)
+            self.count(admitted=1, admitted_bytes=size)
         else:
-            self.count(refused=1, refused_bytes=size_bytes)
-
-    @property
-    def free_bytes(self) -> int:
-        """The store's free room, without what waits to be written; 0 without a store."""
-        handle = self._open_handle()
-        if handle is None:
-            return 0
-        used_bytes = int(handle.store.counters.head[USED_BYTES]) + handle.writer.queued[1]
-        return max(0, handle.store.limit_bytes - used_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The store's limit; 0 without a store."""
-        handle = self._open_handle()
-        return 0 if handle is None else handle.store.limit_bytes
+            self.count(refused=1, refused_bytes=size)
 
     @property
     def own_items(self) -> int:
         """The items of this chain in the store."""
         handle = self._open_handle()
         return 0 if handle is None else handle.store.totals_of(self._chain)[0]
-
-    @property
-    def examples(self) -> int:
-        """The number of examples that there are."""
-        return self._examples
-
-    @property
-    def part_here(self) -> float:
-        """The fraction of all examples that this host's store is to keep, if all fit."""
-        return 1.0
-
-    @property
-    def queued_items(self) -> int:
-        """The items of all chains that this process has yet to write."""
-        handle = self._open_handle()
-        return 0 if handle is None else handle.writer.queued[0]
 
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""
@@ -459,7 +372,7 @@ class ExampleCache:
             return None
         with HANDLES.lock:
             if self._handle is None or not self._handle.is_alive:
-                self._begin_admission()  # new locks: after a fork, the old ones may be held
+                self._begin_locks()  # new ones: after a fork, the old ones may be held
                 self._handle = HANDLES.get(self.folder, self._join_or_make)
                 self._has_no_room = self._handle is None
                 if self._handle is not None:
@@ -494,9 +407,8 @@ class ExampleCache:
         join = functools.partial(
             store_dir.join,
             folder,
-            describes=self.describes if self.budget is None else "a budget of several caches",
+            describes=self.describes,
             temporary=self.temporary,
-            on_damage=self._on_damage,
         )
         try:
             found = join(limit_bytes=None)
@@ -516,19 +428,3 @@ class ExampleCache:
             return join(limit_bytes=limit_bytes)
         except OSError as error:
             raise location.cannot_make(folder, error, in_memory=self.in_memory) from error
-
-
-def _check_shared(path: object, keep: object, admit: str, on_damage: str) -> None:
-    """Raise ValueError for what the caches of a budget cannot decide each for itself."""
-    for name, is_given in (
-        ("path", path is not None),
-        ("keep", keep is not None),
-        ("on_damage", on_damage != "rebuild"),
-    ):
-        if is_given:
-            raise ValueError(f"{name}= belongs to the budget: stoker.budget(..., {name}=...)")
-    if admit != "first":
-        raise ValueError(
-            f"admit={admit!r} is for a store of one cache: it reckons with the whole room. In a "
-            "budget, put caches at several places of a pipeline: these choose by worth"
-        )

@@ -24,13 +24,12 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class CacheFolder:
     """An open folder; the last part of its path is not a link.
 
-    With a ``parent``, ``path`` is a name in that folder. Raises OSError if there is no folder.
+    Raises OSError if there is no folder.
     """
 
-    def __init__(self, path: str, parent: CacheFolder | None = None) -> None:
-        within = None if parent is None else parent.descriptor
-        self.path: str = path if parent is None else os.path.join(parent.path, path)
-        self.descriptor: int = os.open(path, _FOLDER, dir_fd=within)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor: int = os.open(path, _FOLDER)
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from stoker.cache.location import is_in_memory
 from stoker.cache.store import Added, Store
 from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
-from stoker.errors import CacheError, CacheWarning
+from stoker.errors import CacheWarning
 
 # How long closing waits for the last items to be written: a process may end so much later. Chosen,
 # not measured.
@@ -55,20 +55,16 @@ class Handle:
         """True if it is of the folder that is there now."""
         return self.store_dir.folder == folder and self.store_dir.is_current()
 
-    def record_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
-        """Record a damaged item, and warn. Raises CacheError instead if ``refuse``."""
+    def record_damage(self, what: str, user: tuple[int, int]) -> None:
+        """Record a damaged item, and warn once."""
         head = self.store.counters.head
         is_known = bool(head[DAMAGED])
         head[DAMAGED] = 1  # the next process that has the store for itself rebuilds it
         self.store.counters.add(user, damaged=1)
-        folder = self.store_dir.folder
-        text = f"the cache in {folder} is damaged: {what}"
-        if refuse:
-            raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
         if not is_known:
             warn(
-                f"{text}. Damaged examples are read from the source, and the cache is rebuilt when "
-                "no process uses it",
+                f"the cache in {self.store_dir.folder} is damaged: {what}. Damaged examples are "
+                "read from the source, and the cache is rebuilt when no process uses it",
                 CacheWarning,
             )
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from stoker.basics.resources import format_bytes
@@ -49,12 +48,7 @@ class StoreSummary(NamedTuple):
 
 def find_stores() -> list[str]:
     """Return the folders of this user's stores, stores in memory first."""
-    folders = []
-    with _open_memory_folder() as memory:
-        for name in sorted(memory.list_names()) if memory is not None else ():
-            with store_dir.open_existing(name, memory) as folder:
-                if folder is not None:
-                    folders.append(folder.path)
+    folders = [path for path in _in_memory() if is_store(path)]
     for path in location.list_stores():
         if is_store(path):
             folders.append(path)
@@ -95,12 +89,11 @@ def sweep(*paths: str) -> list[str]:
             about = folder and About.read(folder)
             if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
-    with _open_memory_folder() as memory:
-        if memory is not None:
-            store_dir.sweep(memory)
-    for parent in {os.path.dirname(path) for path in paths} - {location.memory_folder()}:
-        with contextlib.suppress(OSError), CacheFolder(parent) as folder:
-            store_dir.sweep(folder)
+    parents = {os.path.dirname(path) for path in paths} - {location.memory_folder()}
+    parents |= {os.path.dirname(path) for path in _in_memory()}
+    for parent in parents:
+        with contextlib.suppress(OSError):
+            store_dir.sweep(parent)
     return swept
 
 
@@ -193,14 +186,12 @@ def print_info(name: str) -> None:
         print(f"{label:<8}{text}")
 
 
-@contextlib.contextmanager
-def _open_memory_folder() -> Iterator[CacheFolder | None]:
-    """Open the folder of stores in memory; None if there is none, or if others may access it."""
-    with contextlib.ExitStack() as stack:
-        memory = None
-        with contextlib.suppress(OSError):
-            memory = stack.enter_context(CacheFolder(location.memory_folder()))
-        yield memory if memory is not None and memory.is_own(private=True) else None
+def _in_memory() -> list[str]:
+    """Return the paths in the folder of stores in memory; none if others may access it."""
+    with contextlib.suppress(OSError), CacheFolder(location.memory_folder()) as memory:
+        if memory.is_own(private=True):
+            return [os.path.join(memory.path, name) for name in sorted(memory.list_names())]
+    return []
 
 
 def _name(folder: str) -> str:

@@ -128,39 +128,6 @@ def list_keys(txn: Any) -> list[bytes]:
     return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 
 
-def find_table_damage(txn: Any, limit_bytes: int) -> str:
-    """Read a whole table that may be damaged; return what is damaged, or "".
-
-    Raises struct.error or LMDB's errors if it cannot be read. It may crash the process.
-    """
-    (items, _, _), entries = _read_totals(txn), txn.stat()["entries"]
-    numbers = bytearray(min(items, entries))
-    block_bytes: dict[int, int] = {}
-    last, count = b"", 0
-    for key, content in txn.cursor():
-        name = bytes(key)
-        if name <= last or len(content) > limit_bytes:
-            return "its items are not in order"
-        last = name
-        count += 1
-        if len(name) == _BLOCK_KEY.size:
-            block_bytes[_BLOCK_KEY.unpack(name)[1]] = len(content)
-    for key, entry in txn.cursor():
-        if len(key) != KEY_BYTES:
-            continue
-        number, _, block = _ENTRY.unpack_from(entry)
-        if number >= len(numbers) or numbers[number]:
-            return f"item {bytes(key).hex()} has an impossible number"
-        numbers[number] = 1
-        if block != _NO_BLOCK:
-            start, length = _SPAN.unpack_from(entry, _ENTRY.size)
-            if start + length > block_bytes.get(block, -1):
-                return f"item {bytes(key).hex()} lies outside its block"
-    if count != entries or not all(numbers) or len(numbers) != items:
-        return "items are missing"
-    return ""
-
-
 def _read_totals(txn: Any) -> tuple[int, int, int]:
     return _TOTALS.unpack(txn.get(_TOTALS_KEY) or bytes(_TOTALS.size))
 

@@ -34,12 +34,15 @@ import numpy as np
 
 from stoker.basics import resources
 from stoker.cache.counters import (
+    DAMAGED,
     DATA_NS,
     ENDED,
     FULL,
+    IN_USE,
     ITEMS,
     PAYLOAD_BYTES,
     USED_BYTES,
+    WRITING,
     Counters,
     allocate,
 )
@@ -187,6 +190,7 @@ class Store:
         os.truncate(os.path.join(folder, DATA), limit_bytes)
         with closing(Counters(os.path.join(folder, COUNTERS))) as counters:
             counters.head[DATA_NS] = changed_ns(folder)
+            counters.head[IN_USE] = 1
 
     @property
     def is_full(self) -> bool:
@@ -356,22 +360,24 @@ class Store:
             try:
                 return self._add_locked(items)
             except (self._lmdb.Error, struct.error) as error:
-                self.counters.head[ENDED] = 1
+                head = self.counters.head
+                head[ENDED] = 1
+                if isinstance(error, (struct.error, *_damages(self._lmdb))):
+                    head[DAMAGED] = 1
                 raise OSError(self._describe(error)) from error
             finally:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
     def _add_locked(self, items: Sequence[StoredItem]) -> Added:
-        env = self._environment()
+        env, head = self._environment(), self.counters.head
         env.reader_check()  # slots of killed readers keep LMDB from reusing pages
+        head[WRITING] = 1
         entered: dict[bytes, StoredItem] = {}
         for batch in _split_into_commits(items):
             entered |= self._add_batch(env, batch)
-        head = self.counters.head
-        head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        head[DATA_NS] = changed_ns(
-            self.folder
-        )  # a later change time shows that another program has written
+        # A later change time shows that another program has written.
+        head[DATA_NS] = changed_ns(self.folder)
+        head[WRITING] = 0
         size = sum(item.size_bytes for item in entered.values())
         refused = [item for item in items if entered.get(item.key) is not item]
         return Added(len(entered), size, refused)
@@ -404,6 +410,7 @@ class Store:
             items_now, payload_bytes = put_items(txn, new.values())
         head = self.counters.head
         head[ITEMS], head[PAYLOAD_BYTES] = items_now, payload_bytes
+        head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         return new
 
     def close(self) -> None:
@@ -447,6 +454,11 @@ def import_lmdb() -> Any:
     except ImportError as error:
         raise ImportError(f"a cache needs the package lmdb ({error}): pip install lmdb") from error
     return lmdb
+
+
+def _damages(lmdb: Any) -> tuple[type[Exception], ...]:
+    """Return LMDB's errors for a file that is not as it was written."""
+    return lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError
 
 
 def changed_ns(folder: str) -> int:

@@ -7,10 +7,9 @@ it is renamed away, and ``users`` is deleted last. If a process is killed meanwh
 that gets the lock of the leftover folder removes it, if it holds only files of a store.
 
 Checks. The first user checks a store before it trusts it: format, boot, size of the file, damage
-that readers recorded, and the file ``left``, a digest of LMDB's first pages and of the counters
-that the last user wrote. If another program has changed the file of items since the last item
-entered, a process of its own (this module as a program) reads the whole table, because damage may
-crash the reader.
+that readers recorded, and whether the file of items has changed since the last item entered. Only
+another program can have changed it, or a process that was killed as it wrote; it says so while it
+does, and LMDB's transactions are whole or not there. A store that fails a check is made anew.
 
 Safety. The folder is opened once, its owner and permissions are checked, and it is then used
 through its descriptor (``folder``). No link is followed, only regular files are opened, and no open
@@ -28,42 +27,26 @@ import fcntl
 import os
 import re
 import secrets
-import signal
-import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from stoker.basics.warn import warn
 from stoker.cache import location
-from stoker.cache.counters import DAMAGED, DATA_NS, Counters
+from stoker.cache.counters import DAMAGED, DATA_NS, IN_USE, WRITING, Counters
 from stoker.cache.folder import CacheFolder
-from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_table_damage
-from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns, import_lmdb
+from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns
 from stoker.errors import CacheError, CacheWarning
 
 # Raised whenever the layout of a store changes; stores of other formats are rebuilt.
-FORMAT = 5
+FORMAT = 6
 ABOUT = "about.json"
-DIGEST = "left"
 REBOOTED = "it was in use when the machine went down"
 # The most bytes that are read of ``about.json``. It has a few hundred; a damaged one may be huge.
 _ABOUT_BYTES = 1 << 20
-# LMDB's two meta pages, which it reads when it opens its file.
-_META_BYTES = 2 * PAGE_BYTES
-_META = struct.Struct("<IIQQ")  # the start of a meta page: magic, version, address, map size
-# MDB_MAGIC in LMDB's mdb.c.
-_MAGIC = 0xBEEFC0DE
-# A digest of 128 bits in hexadecimal digits.
-_DIGEST_BYTES = 32
-_SIGNALS_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
-_CHECK_STARTED = "the check begins"  # an exit before this line is not the store's fault
 
 
 class About(msgspec.Struct):
@@ -79,8 +62,6 @@ class About(msgspec.Struct):
     """The time at which it was made, in seconds since 1970."""
     boot: str
     """The machine's boot id at its last use."""
-    clean: bool = False
-    """True if its last user closed it."""
 
     @classmethod
     def read(cls, folder: CacheFolder) -> About | None:
@@ -105,129 +86,49 @@ def boot_id() -> str:
         return str(int(psutil.boot_time()))
 
 
-def record_end(folder: CacheFolder, about: About) -> None:
-    """Write the digest of the files, as the last user. Raises OSError."""
-    folder.replace_file(DIGEST, _digest(folder))
-    about.clean = True
-    about.write(folder)
-
-
 def record_use(folder: CacheFolder, about: About) -> None:
     """Record that a store without damage is in use again."""
-    about.clean, about.boot = False, boot_id()
+    about.boot = boot_id()
     with suppress(OSError):  # on a full disk the store can still be read
         about.write(folder)
-    with suppress(FileNotFoundError):
-        os.unlink(DIGEST, dir_fd=folder.descriptor)
-    with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
+    with _counters(folder) as counters:
         counters.head[DATA_NS] = changed_ns(folder.inside)
+        counters.head[WRITING], counters.head[IN_USE] = 0, 1
+        counters.write_through()
 
 
 def find_damage(folder: CacheFolder, about: About | None) -> str:
-    """Return what is damaged in a store that no other process uses, or "".
-
-    Raises CacheError if it cannot be checked.
-    """
+    """Return what is damaged in a store that no other process uses, or ""."""
     if about is None:
         return f"{ABOUT} cannot be read"
     if about.format != FORMAT:
         return f"it has format {about.format}, but this version of stoker uses {FORMAT}"
-    if not about.clean and about.boot != boot_id():
-        return REBOOTED
-    names = folder.list_names()
     try:
-        for name in {DIGEST, *FILES}.intersection(names) | {DATA}:
+        for name in FILES.intersection(folder.list_names()) | {DATA}:
             folder.stat_file(name)  # raises unless it is a regular file
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
             return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
-        is_digest_valid = DIGEST not in names or folder.read_file(DIGEST, _DIGEST_BYTES) == _digest(
-            folder
-        )
-    except OSError as error:
-        return str(error)
-    digest_damage = (
-        "" if is_digest_valid else "its files have changed since its last user closed it"
-    )
-    return _find_damage_of_data(folder, about.limit_bytes) or digest_damage
-
-
-def _digest(folder: CacheFolder) -> bytes:
-    """Return a digest of the small parts of a store: LMDB's meta pages and the counters."""
-    digest = xxhash.xxh3_128(folder.read_file(DATA, _META_BYTES))
-    digest.update(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
-    return digest.hexdigest().encode()
-
-
-def _find_damage_of_data(folder: CacheFolder, limit_bytes: int) -> str:
-    with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
-        if counters.head[DAMAGED]:
+        with _counters(folder) as counters:
+            head = counters.head.tolist()
+        if head[IN_USE] and about.boot != boot_id():
+            return REBOOTED
+        if head[DAMAGED]:
             return "readers found damaged items"
-        if changed_ns(folder.inside) == counters.head[DATA_NS]:
-            return ""  # no program has written to it since the last item entered
-    return _check_table_in_subprocess(folder, limit_bytes)
-
-
-def _check_table_in_subprocess(folder: CacheFolder, limit_bytes: int) -> str:
-    """Read the whole table in another process; return what is damaged, or "".
-
-    Raises CacheError if that process cannot run, or is killed from outside.
-    """
-    paths = [entry for entry in sys.path if isinstance(entry, str) and entry]
-    try:
-        result = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, folder.inside, str(limit_bytes)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-            },  # so that it can import stoker
-            pass_fds=[folder.descriptor],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if not head[WRITING] and head[DATA_NS] != changed_ns(folder.inside):
+            return f"another program has changed {DATA}"
     except OSError as error:
-        raise CacheError(f"cannot check the cache in {folder.path}: {error}") from error
-    lines = result.stderr.strip().splitlines()
-    if (
-        _CHECK_STARTED not in result.stdout.splitlines()
-        or -result.returncode in _SIGNALS_FROM_OUTSIDE
-    ):
-        reason = lines[-1] if lines else f"the check ended with exit code {result.returncode}"
-        raise CacheError(f"cannot check the cache in {folder.path}: {reason}")
-    if result.returncode == 0:
-        return ""
-    if result.returncode < 0:
-        return f"reading it crashes with signal {-result.returncode}"
-    return (lines or ["it cannot be read"])[-1].removeprefix(f"{folder.inside}: ")
-
-
-def _check_table(folder: str, limit_bytes: int) -> str:
-    """Return what is damaged in a store's table, or "". Runs in a process of its own."""
-    lmdb = import_lmdb()
-    print(_CHECK_STARTED, flush=True)
-    with open(os.path.join(folder, DATA), "rb") as file:
-        for page in range(2):
-            file.seek(page * PAGE_BYTES + PAGE_HEADER_BYTES)
-            if _META.unpack(file.read(_META.size))[0] != _MAGIC:
-                return "its file is not an LMDB file"
-    try:
-        env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False)
-        with env.begin(buffers=True) as txn:
-            return find_table_damage(txn, limit_bytes)
-    except struct.error:
-        return "an item is cut short"
-    except lmdb.Error as error:
         return str(error)
+    return ""
 
 
-if __name__ == "__main__":
-    sys.exit(_check_table(sys.argv[1], int(sys.argv[2])) or 0)
+def _counters(folder: CacheFolder) -> closing[Counters]:
+    return closing(Counters(os.path.join(folder.inside, COUNTERS)))
 
 
 _USERS = "users"
-_NAMES = {_USERS, ABOUT, DIGEST, *FILES}
-_TEMPORARY_NAMES = (f".{ABOUT}.", f".{DIGEST}.")
+_NAMES = {_USERS, ABOUT, *FILES}
+_TEMPORARY_NAME = f".{ABOUT}."
 _MAKING, _REMOVING = ".making-", ".gone-"
 _LEFTOVER = re.compile(rf"({_MAKING}|{_REMOVING})[0-9a-f]{{16}}".replace(".", r"\."))
 # How long to wait for a process that checks, makes or removes a store. A process that takes longer
@@ -268,25 +169,24 @@ class StoreDir:
         self._folder.close()
 
     def _finish(self) -> None:
-        with contextlib.suppress(OSError):  # without it, the next user reads the whole table
+        with contextlib.suppress(OSError):  # it counts as in use: lost if the machine goes down
             with open(self._folder.open_file(DATA, os.O_RDWR), "rb") as data:
                 os.fsync(data)
-            record_end(self._folder, self.about)
+            with _counters(self._folder) as counters:
+                counters.head[IN_USE] = 0
+                counters.write_through()
 
 
-def join(
-    path: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
-) -> StoreDir | None:
-    """Join a store, or make it.
+def join(path: str, *, limit_bytes: int | None, describes: str, temporary: bool) -> StoreDir | None:
+    """Join a store, or make it. A damaged one is replaced, with a warning.
 
     Args:
         path: the store's folder.
         limit_bytes, describes, temporary: properties of a new store. With a limit of None no store
             is made: the result is None if there is none, or if a damaged one was removed.
-        on_damage: ``"rebuild"`` to replace a damaged store, with a warning; or ``"refuse"``.
 
-    Raises CacheError if the store is damaged and ``"refuse"`` is given, if the folder is not a
-    store, or if another user owns it; OSError if the store cannot be made.
+    Raises CacheError if the folder is not a store, or if another user owns it; OSError if the store
+    cannot be made.
     """
     while True:
         folder = _open_own(path)
@@ -308,17 +208,17 @@ def join(
             except OSError as error:
                 raise CacheError(f"cannot lock the cache in {path}: {error}") from error
             undo.callback(os.close, users)
-            about = _join_existing(folder, users, on_damage)
+            about = _join_existing(folder, users)
             if about is not None:
                 undo.pop_all()
                 return StoreDir(folder, users, about)
 
 
 @contextlib.contextmanager
-def open_existing(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
+def open_existing(path: str) -> Iterator[CacheFolder | None]:
     """Open a store's folder for inspection; None if this user has no store there."""
     try:
-        folder = _open_own(path, parent)
+        folder = _open_own(path)
     except CacheError:
         folder = None
     try:
@@ -345,10 +245,11 @@ def remove_unused(folder: CacheFolder) -> bool:
     return is_alone
 
 
-def sweep(parent: CacheFolder) -> None:
-    """Remove incomplete stores in a folder, unless a process holds them."""
-    for name in filter(_LEFTOVER.fullmatch, parent.list_names()):
-        with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
+def sweep(parent: str) -> None:
+    """Remove incomplete stores in a folder, unless a process holds them. Raises OSError."""
+    for name in filter(_LEFTOVER.fullmatch, os.listdir(parent)):
+        path = os.path.join(parent, name)
+        with contextlib.suppress(CacheError, OSError), CacheFolder(path) as folder:
             folder.check_owner(private=True)
             if not _list_foreign(folder):
                 with _locking(folder, os.O_RDWR | os.O_CREAT) as is_alone:
@@ -356,13 +257,13 @@ def sweep(parent: CacheFolder) -> None:
                         folder.clear(_USERS)
 
 
-def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | None:
+def _join_existing(folder: CacheFolder, users: int) -> About | None:
     """Join an existing store; None if it is gone and the caller must try again."""
     path = folder.path
     is_alone = _try_lock(users, fcntl.LOCK_EX)
     if not is_alone:
         _wait_for_lock(users, path)
-    if not folder.is_current() or (not is_alone and DIGEST in folder.list_names()):
+    if not folder.is_current() or (not is_alone and not _is_used(folder)):
         return None  # it was removed, or its last user has just left: try to get it exclusively
     about = About.read(folder)
     if is_alone:
@@ -371,11 +272,6 @@ def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | N
             return None
         damage = find_damage(folder, about)
         if damage:
-            if on_damage == "refuse":
-                raise CacheError(
-                    f"the cache in {path} is damaged: {damage}. Remove it (stoker cache remove "
-                    f"{path}), or give on_damage='rebuild'"
-                )
             if damage != REBOOTED:
                 warn(f"the cache in {path} is damaged ({damage}) and is rebuilt", CacheWarning)
             _remove(folder)
@@ -389,6 +285,11 @@ def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | N
             f"remove {path})"
         )
     return about
+
+
+def _is_used(folder: CacheFolder) -> bool:
+    with _counters(folder) as counters:
+        return bool(counters.head[IN_USE])
 
 
 def _make_store(path: str, limit_bytes: int, describes: str, temporary: bool) -> StoreDir | None:
@@ -447,10 +348,10 @@ def _remove(folder: CacheFolder) -> None:
     location.unlist_store(path)
 
 
-def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | None:
+def _open_own(path: str) -> CacheFolder | None:
     """Open a store's folder; None if there is none. Raises CacheError if another user owns it."""
     try:
-        folder = CacheFolder(path, parent)
+        folder = CacheFolder(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -473,7 +374,7 @@ def _is_store(folder: CacheFolder) -> bool:
 def _list_foreign(folder: CacheFolder) -> list[str]:
     """Return the names in a folder that do not belong to a store; a store's ``users`` is empty."""
     names = folder.list_names()
-    foreign = [n for n in names if n not in _NAMES and not n.startswith(_TEMPORARY_NAMES)]
+    foreign = [n for n in names if n not in _NAMES and not n.startswith(_TEMPORARY_NAME)]
     with contextlib.suppress(OSError):
         if folder.stat_file(_USERS).st_size:
             foreign.append(_USERS)

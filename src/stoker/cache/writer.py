@@ -81,11 +81,6 @@ class Writer:
         return written
 
     @property
-    def queued(self) -> tuple[int, int]:
-        """How many items wait to be written, and their bytes."""
-        return len(self._queue), self._queued_bytes
-
-    @property
     def is_here(self) -> bool:
         """True if the caller runs in the writer's thread."""
         return self._thread is threading.current_thread()

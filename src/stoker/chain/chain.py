@@ -20,7 +20,6 @@ from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
-from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -322,12 +321,6 @@ class Chain:
         if self.source.has_own_order or self.sorts_examples:
             return True
         return any(t.shuffles or t.is_random or t.repeats for t in each)
-
-    @property
-    def cluster(self) -> OwnersKnown | None:
-        """The cluster of a cache over several nodes, or None."""
-        cache = self.plan.cache
-        return None if cache is None else cache.cluster
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -25,7 +25,7 @@ from stoker.chain.seek import seek, seek_behind_pool
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
-from stoker.engine.echo.rank_sync import agree_owners, ranks
+from stoker.engine.echo.rank_sync import ranks
 from stoker.engine.run import Run
 from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
@@ -33,7 +33,6 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
-from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.to import To
 from stoker.stats import Clock, Totals
 
@@ -154,7 +153,6 @@ class Cursor(Bookmark):
         if not position.yielded:  # len() may have asked for them before, on one rank alone
             chain.on_leg(position.leg).plan.ask_anew()
         position, rest = self._start_behind(epoch, position, skip)
-        owners = self._agree_owners(position)
         totals_before = self.stats().totals
         if not position.yielded:
             position = self._start_of_record(epoch) or position
@@ -174,7 +172,6 @@ class Cursor(Bookmark):
             here.sure_count(epoch),
             self._carry,
             self._kept_workers,
-            owners,
         )
         self._carry = {}
         run = Run(setup)
@@ -248,15 +245,6 @@ class Cursor(Bookmark):
         if rest:
             before = seek_behind_pool(self.chain, epoch, skip, self.sizes)
         return (position, rest) if before is None else (before, 0)
-
-    def _agree_owners(self, position: Position) -> OwnerSnapshot | None:
-        """Return the ownership snapshot that ranks agree on; None if none is needed."""
-        share, cluster = self.chain.selection.share, self.chain.cluster
-        if share is None or not share.is_dealt:
-            return None
-        assert cluster is not None
-        agreeing = ranks("whose part is whose") if share.world > 1 else None
-        return agree_owners(position.owners, cluster, share, agreeing)
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""

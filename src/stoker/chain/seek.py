@@ -470,7 +470,7 @@ def _unread(
     # Up to here some rank had read of the row. What is begun is returned by its place.
     ahead = max(0, max(left.rows + (left.offset > 0) for left in each) - head)
     share = selection.share
-    deals_by_example = share is not None and (share.is_dealt or share.costs is not None)
+    deals_by_example = share is not None and share.costs is not None
     if deals_by_example or by.source.has_own_order:
         ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
     places, unread, ranges = [], [np.empty(0, np.int64)], list[tuple[int, int]]()
@@ -484,7 +484,7 @@ def _unread(
         of_rank_selection = of_rank.selection
         if not deals_by_example:  # it need not be drawn to know the places
             of_rank_selection = replace(of_rank_selection, drawing=None)
-        order = indexed.order(of_rank_selection, first.seed, first.epoch, position.owners, group)
+        order = indexed.order(of_rank_selection, first.seed, first.epoch, group)
         places.append(as_array(order.places(left.ordinals)))
         if left.offset:
             (place,) = as_array(order.places(range(left.rows, left.rows + 1))).tolist()

@@ -41,7 +41,6 @@ from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
-from stoker.schedule.owners import OwnerSnapshot
 from stoker.schedule.selection import Cut
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -122,10 +121,6 @@ def write(
         state["skip"] = skip
     if position.order:
         state["order"] = position.order
-    if position.owners is not None:
-        state["owners"] = position.owners.to_json()
-    elif position.yielded and chain.selection.is_dealt:
-        state["owners"] = None  # found by arithmetic: ranks agree on owners when they begin there
     content = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
         content["loader"] = position.loader_state
@@ -305,13 +300,12 @@ def position(
     Raises StateError, KeyError, ValueError or TypeError for an impossible position.
     """
     yielded, nested = check_integer(state["yielded"]), "loader" in state
-    owners = _owners(state, fit)
     nodes = _list(state["parts"])
     goes_on = fit.plan.carries_pool or fit.leg is not None
     if not yielded and not nested and not (goes_on and nodes):
-        if owners is None and fit.leg is None:
+        if fit.leg is None:
             return None
-        return Position(owners=owners, order=_order(state, fit.plan), leg=fit.leg)
+        return Position(order=_order(state, fit.plan), leg=fit.leg)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
     iterated = fit.examples is None
@@ -326,7 +320,6 @@ def position(
         filtered=check_integer(state["filtered"]),
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
-        owners=owners,
         order=_order(state, fit.plan),
         leg=fit.leg,
     )
@@ -385,18 +378,6 @@ def _order(state: dict[str, Any], plan: Plan) -> str:
     if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
         raise ValueError(f"{compact_integers.short_repr(digest)} is no digest of an order")
     return digest
-
-
-def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
-    share = fit.plan.selection.share
-    if share is None or not share.is_dealt:
-        if "owners" in state:
-            raise StateError("it says how examples were dealt, and this pipeline deals none")
-        return None
-    if "owners" not in state and state["yielded"]:
-        raise StateError("it does not say how examples were dealt")
-    owners = state.get("owners")
-    return None if owners is None else OwnerSnapshot.from_json(owners, share.world)
 
 
 def _list(value: Any) -> list[Any]:

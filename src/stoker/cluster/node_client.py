@@ -27,10 +27,10 @@ from stoker.basics.warn import warn
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
 from stoker.cluster.members.membership import Members, Membership
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.pending import Found, PendingGet
 from stoker.cluster.remote_node import MemberMap, QueuedGet, RemoteNode
 from stoker.errors import CacheError, CacheWarning
-from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
 
 QUEUE_BYTES = 32 << 20

@@ -40,19 +40,16 @@ def of_chain(
     insecure: bool,
     source: Indexed,
     operations: Sequence[Any],
-    places: Sequence[int],
     version: str | None,
     **settings: Any,
 ) -> PartitionedCache:
     """Return a cache over several nodes for a source and its operations.
 
-    ``places`` are those before it, each as how many operations it stands behind.
-
     Raises TypeError or ValueError for an invalid ``cluster``, and ValueError if the cache needs a
     version.
     """
     join = cluster_join(cluster, insecure=insecure)
-    spec = spec_of(source, operations, version, places)
+    spec = spec_of(source, operations, version)
     return PartitionedCache(limit, join=join, spec=spec, **settings)
 
 
@@ -96,10 +93,8 @@ def _join_hosts(
     return NamedHosts(hosts, read_token(token_path()), spec, path, insecure=insecure)
 
 
-def spec_of(
-    source: Indexed, operations: Iterable[Any], version: str | None, places: Sequence[int] = ()
-) -> CacheSpec:
-    """Return the specification of a source and its operations, with the places between these.
+def spec_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
+    """Return the specification of a source and its operations.
 
     Raises ValueError if they cannot be identified on other nodes without a version.
     """
@@ -116,12 +111,9 @@ def spec_of(
         names.update(source.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
     step = max(1, count // _MAX_COMPARED_SIZES)
     sizes = [_size(source, index) for index in range(0, count, step)]
-    described = [_operation_name(operation) for operation in operations]
-    for place in reversed(places):
-        described.insert(place, "cache")
     return CacheSpec(
         kind=source.signature().partition(" ")[0],
-        operations=described,
+        operations=[_operation_name(operation) for operation in operations],
         version=version or "",
         examples=count,
         names=names.hexdigest(),

@@ -14,21 +14,20 @@ import xxhash
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.signals import finalize
 from stoker.cache import location
-from stoker.cache.counters import DAMAGED, ITEMS, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
+from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
-from stoker.cache.places.budget import CacheBudget
 from stoker.cache.store import MISSING
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import Record
 from stoker.cluster.members.membership import Membership
 from stoker.cluster.node_client import LOCAL, NodeClient
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.pending import Found, PendingGet
 from stoker.cluster.remote_node import RemoteNode, key_of
 from stoker.errors import CacheError
-from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport.codec.decoder import UnknownType, decode
 
@@ -95,8 +94,7 @@ class PartitionedCache(ExampleCache):
     store of the least size, for the counters.
 
     Args:
-        limit: the size of this host's store, if the job starts the keepers itself; a budget, if it
-            may have several places in its chain.
+        limit: the size of this host's store, if the job starts the keepers itself.
         join: joins the cluster.
         spec: the cache's specification, the same on all nodes.
         path: the folder of the store on this host, or None.
@@ -107,26 +105,14 @@ class PartitionedCache(ExampleCache):
 
     def __init__(
         self,
-        limit: Limit | CacheBudget,
+        limit: Limit,
         *,
         join: Join,
         spec: CacheSpec,
         path: str | os.PathLike[str] | None,
         keep: bool | None,
         describes: str,
-        admit: str,
-        on_damage: str,
     ) -> None:
-        if admit != "first":
-            raise ValueError(
-                "a cache over several nodes admits examples in the order in which they come: "
-                'leave out admit=, or give admit="first"'
-            )
-        if isinstance(limit, CacheBudget) and limit.behind is not None:
-            raise ValueError(
-                "behind= is for a cache on one host: over several nodes (cluster=), give the "
-                "budget a path= to keep all of it on their disks"
-            )
         super().__init__(
             limit,
             path=path,
@@ -134,22 +120,19 @@ class PartitionedCache(ExampleCache):
             identity=f"cluster {spec.digest().hex()}",
             describes=describes,
             examples=spec.examples,
-            admit=admit,
-            on_damage=on_damage,
         )
         self._join = join
         self._spec = spec
         self._digest = spec.digest()
-        given = path if self.budget is None else self.budget.path
-        self._path = None if given is None else os.fspath(given)
+        self._path = None if path is None else os.fspath(path)
         self._membership: Membership | None = None
 
     def _begin(self) -> None:
         super()._begin()
         self._client: NodeClient | None = None
 
-    def _begin_admission(self) -> None:
-        super()._begin_admission()  # runs again in a forked child, where this lock may be held
+    def _begin_locks(self) -> None:
+        super()._begin_locks()  # runs again in a forked child, where this lock may be held
         self._client_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,8 +151,6 @@ class PartitionedCache(ExampleCache):
 
         Raises CacheError if there is no cluster to join, or if it keeps another cache.
         """
-        if self.budget is not None:
-            self.budget.use_for(self._digest, self.describes)
         if self._membership is None:
             self._use_store(self._join(self._spec, self.limit, self._path))
         is_first = super().open()
@@ -335,24 +316,6 @@ class PartitionedCache(ExampleCache):
             members_alive=int(head[MEMBERS_ALIVE]),
             map_version=int(head[MAP_VERSION]),
         )
-
-    @property
-    def own_items(self) -> int:
-        """The items in this host's store; it keeps nothing else."""
-        handle = self._open_handle()
-        return 0 if handle is None else int(handle.store.counters.head[ITEMS])
-
-    @property
-    def part_here(self) -> float:
-        members = self.owner_map().members
-        here = sum(each.weight_bytes for each in members if each.name == self.node)
-        return here / sum(each.weight_bytes for each in members) if here else 0.0
-
-    @property
-    def node(self) -> str:
-        """The name of the member on this host; "" if there is none."""
-        membership = self._membership
-        return "" if membership is None else membership.local_member or ""
 
     def owner_map(self) -> OwnerMap:
         """Return the owner map that this process currently uses."""

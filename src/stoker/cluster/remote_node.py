@@ -9,8 +9,8 @@ import numpy as np
 
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.keeper.client import KeeperClient
+from stoker.cluster.owners import Member, OwnerMap
 from stoker.cluster.pending import PendingGet
-from stoker.schedule.owners import Member, OwnerMap
 
 # Rankings that are kept, of recently used items; beyond that all are dropped. Chosen, not measured.
 _MAX_RANKS = 1 << 16

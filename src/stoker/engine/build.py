@@ -55,7 +55,6 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
-from stoker.schedule.owners import OwnerSnapshot
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
@@ -85,8 +84,6 @@ class EpochSetup:
         length: the number of outputs in the epoch, or None if unknown.
         carried: the items of the epoch before that its pool hands on, by their numbers.
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
-        owners: the ownership snapshot that decides which rank gets which example; None if examples
-            are not dealt by locality.
     """
 
     plan: Plan
@@ -102,7 +99,6 @@ class EpochSetup:
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
-    owners: OwnerSnapshot | None = None
 
 
 class EpochStreams:
@@ -185,7 +181,7 @@ class EpochStreams:
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.order(self._seed, self._epoch, self._setup.owners)
+            self._order = plan.order(self._seed, self._epoch)
             self._examples = self.skip_log.examples = len(self._order)
             self.padded = self._order.padded
             if self.padded is not None and plan.mask is not None:

@@ -29,7 +29,6 @@ from typing import Any, ClassVar, Protocol
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg
-from stoker.schedule.owners import OwnerSnapshot
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
@@ -58,8 +57,6 @@ class Position:
         spent: the skips by budget; ``filtered``: the number of examples that filters dropped.
         loaded: the batches of a loader that were handed out; ``loader_state``: the loader's own
             state there.
-        owners: the ownership snapshot that decides which rank gets which example; None if examples
-            are not dealt by locality.
         order: the digest of an order that a user's function decides; else "".
         leg: the leg of the epoch, if other ranks took it over: all counts here begin with it.
     """
@@ -72,7 +69,6 @@ class Position:
     filtered: int = 0
     loaded: int = 0
     loader_state: Any = None
-    owners: OwnerSnapshot | None = None
     order: str = ""
     leg: Leg | None = None
 

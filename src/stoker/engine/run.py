@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
-from stoker.stats import CacheStats, PoolStats, StageStats, Stats, Uses
+from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
 _PRUNE_BATCHES = 64
@@ -390,7 +389,6 @@ class Run:
                 checkpoint.resume_points(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
-                owners=self._setup.owners,
                 order=self.order_digest,
                 leg=self.leg,
             )
@@ -474,14 +472,6 @@ class Run:
         with self._planning.lock:
             return late.bias.correlations()
 
-    def _cache_stats(self, stages: Sequence[StageStats]) -> CacheStats | None:
-        if self._cache is None:
-            return None
-        # The source, the operations in front of it, and the cache itself.
-        upto = stages[: self._plan.segments[0].cache_at + 2]
-        worked_s = sum(stage.seconds for stage in upto)
-        return replace(self._cache.stats(self._cache_before), worked_s=worked_s)
-
     def held(self) -> dict[int, int]:
         """Return the number of items in each pool, by the position of its echo."""
         return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
@@ -517,7 +507,7 @@ class Run:
             pools=pools,
             filtered_examples=self._filter_count,
             skipped_examples=self._skip_log.skipped,
-            cache=self._cache_stats(stages),
+            cache=None if self._cache is None else self._cache.stats(self._cache_before),
             skips=tuple(self._skip_log.skips),
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,

@@ -5,12 +5,6 @@ is a run of the epoch whatever the number of ranks. Where an order is by blocks 
 of it, so that ranks read different blocks. ``PaddedDeal`` deals all examples, in the data's order,
 for evaluation. The parts of a mixture are dealt by ``PartDeal`` or ``InStepDeal``.
 
-With ``near="cache"`` (``OwnerDeal``) a global batch stays as it is, and inside it each rank gets
-what its own node keeps, as far as that goes; where a node owns more than its ranks have room for,
-the surplus goes to ranks whose nodes own too few. With ``B`` examples a rank and equal nodes, about
-``0.4 / sqrt(B)`` of them come from other nodes, however many nodes there are: what a node owns of a
-global batch varies by ``sqrt(B)``.
-
 All of it is decided on integers, so that every rank deals alike without a word to the others.
 """
 
@@ -19,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,89 +258,6 @@ class PaddedDeal:
     def valid(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which of rows ``start .. stop - 1`` are not padding."""
         return self.places(range(start, stop)) < self.length
-
-
-class Dealer(Protocol):
-    """Says who owns what, and which rank is on which node. Never changes."""
-
-    @property
-    def nodes(self) -> NDArray[np.int64]:
-        """Of each rank the number of its node among the owners; below 0 for one that owns nothing.
-
-        ``int64``, shape [world].
-        """
-        ...
-
-    def owners(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the numbers of the nodes that own examples, in their order."""
-        ...
-
-
-class OwnerDeal:
-    """Of each global batch what is owned near, ascending.
-
-    Args:
-        order: of the epoch, which says what is to be dealt.
-        dealer: says who owns that.
-        rank: this process.
-        group: the rows that a rank has of a global batch; of the last one, fewer.
-        count: the rows that it has of the epoch.
-    """
-
-    def __init__(self, order: Order, dealer: Dealer, rank: int, group: int, count: int) -> None:
-        self._order, self._dealer, self._rank = order, dealer, rank
-        self._group, self._count = group, count
-        self._world = len(dealer.nodes)
-        self.together = group * max(1, order.together // (group * self._world))
-
-    def places(self, rows: Places) -> NDArray[np.int64]:
-        """Return the places of the rows of whole global batches."""
-        assert isinstance(rows, range)
-        group, world = self._group, self._world
-        first = rows.start * world
-        owners = self._dealer.owners(self._order.at(range(first, rows.stop * world)))
-        dealt = [_NONE]
-        for start in range(0, len(rows), group):
-            stop = min(start + group, len(rows))
-            own = dealt_to(self._rank, self._dealer.nodes, owners[start * world : stop * world])
-            dealt.append(own + (first + start * world))
-        return np.concatenate(dealt)
-
-
-def dealt_to(
-    rank: int, nodes: NDArray[np.int64], owners: NDArray[np.integer[Any]]
-) -> NDArray[np.int64]:
-    """Return the places in a global batch that one rank gets, ascending.
-
-    Over all ranks every place comes once, and each rank gets equally many.
-
-    Args:
-        rank: the rank.
-        nodes: of each rank its node, below 0 for one that owns nothing; shape [world].
-        owners: of each place the node that owns what is there; shape [world * each].
-    """
-    size = len(owners)
-    groups, counts = np.unique(nodes, return_counts=True)  # the ranks of one node are a group
-    room = np.append(counts * (size // len(nodes)), 0)  # and none where a node has no rank
-    members = 1 + max(int(groups[-1]), int(owners.max(initial=-1)))
-    group_of = np.full(members, len(groups), np.min_scalar_type(len(groups)))
-    group_of[groups[groups >= 0]] = np.flatnonzero(groups >= 0)
-
-    wanted = group_of[owners]
-    by_group = np.argsort(wanted, kind="stable")  # of so small integers: a radix sort
-    owned = np.bincount(wanted, minlength=len(room))
-    within = np.arange(size) - np.repeat(np.cumsum(owned) - owned, owned)
-    is_surplus = within >= np.repeat(room, owned)
-
-    group = int(np.searchsorted(groups, nodes[rank]))
-    short = room - np.minimum(owned, room)
-    filled = int(short[:group].sum())
-    surplus = np.sort(by_group[is_surplus])[filled : filled + short[group]]
-    start = int(owned[:group].sum())
-    own = by_group[start : start + min(owned[group], room[group])]
-    places = np.sort(np.concatenate([own, surplus]))
-    mates = np.flatnonzero(nodes == nodes[rank])
-    return places[int(np.searchsorted(mates, rank)) :: len(mates)]
 
 
 class CountedDeal(Deal, Protocol):

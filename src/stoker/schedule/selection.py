@@ -5,10 +5,9 @@ An order that is drawn by weights, or by a user's function, has indices of the s
 
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
-``.shuffle().shard(near=...)`` it reads what ``OwnerDeal`` gives it of each ``world * batch``
-places; with ``.shard(balance=...)`` what ``BalancedDeal`` gives it. With ``.shard(pad=True)`` it
-reads a run of these places, and the last example again as padding. If a permutation is by blocks, a
-rank's part is a run of it, so that ranks read different blocks.
+``.shard(balance=...)`` it reads what ``BalancedDeal`` gives it of each ``world * batch`` places.
+With ``.shard(pad=True)`` it reads a run of these places, and the last example again as padding. If
+a permutation is by blocks, a rank's part is a run of it, so that ranks read different blocks.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from numpy.typing import NDArray
 from stoker.schedule import rng
 from stoker.schedule.dealing import (
     Deal,
-    Dealer,
     HeldDeal,
     LegDeal,
-    OwnerDeal,
     PaddedDeal,
     RankOrder,
     Stride,
@@ -49,7 +46,6 @@ class Share:
         rank, world: this process's rank, and the number of ranks.
         uneven: whether all examples are kept, so that parts may differ by one in length.
         anew: whether parts are drawn anew every epoch, rather than fixed.
-        is_dealt: whether each global batch is dealt by locality: by the node that keeps an example.
         padding: the deal that pads equal parts, so that they hold all examples; or None.
         costs: the costs of examples, if each global batch is dealt for equal work; or None.
     """
@@ -58,14 +54,13 @@ class Share:
     world: int
     uneven: bool
     anew: bool
-    is_dealt: bool = False
     padding: PaddedDeal | None = None
     costs: Costs | None = None
 
     @property
     def mixes_ranks(self) -> bool:
         """Whether a rank's part of a global batch depends on the examples in it."""
-        return self.is_dealt or self.costs is not None
+        return self.costs is not None
 
     def count(self, length: int) -> int:
         """Return how many of ``length`` examples are this rank's in an epoch, with padding."""
@@ -184,11 +179,6 @@ class Selection:
     def _count_chosen(self, length: int) -> int:
         return length if self.chosen is None else len(self.chosen)
 
-    @property
-    def is_dealt(self) -> bool:
-        """Whether ranks' parts are dealt by locality."""
-        return self.share is not None and self.share.is_dealt
-
     def of_all_ranks(self) -> Selection:
         """Return this for all ranks together."""
         leg = None if self.leg is None else replace(self.leg, world=1)
@@ -202,17 +192,10 @@ class Selection:
         return self.share is None
 
     def shard(
-        self,
-        rank: int,
-        world: int,
-        *,
-        uneven: bool,
-        by_owner: bool = False,
-        costs: Costs | None = None,
+        self, rank: int, world: int, *, uneven: bool, costs: Costs | None = None
     ) -> Selection:
         """Return this with a rank's part of it."""
-        share = Share(rank, world, uneven, self.is_shuffled, by_owner, costs=costs)
-        return replace(self, share=share)
+        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, costs=costs))
 
     def pad(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the batch size of ``in_batches``."""
@@ -269,48 +252,41 @@ class Selection:
         share = self.share
         if self.blocks is None or share is None:
             return False
-        return share.anew and not share.is_dealt and share.costs is None
+        return share.anew and share.costs is None
 
-    def rank_order(
-        self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
-    ) -> RankOrder:
+    def rank_order(self, length: int, seed: int, epoch: int, group: int = 1) -> RankOrder:
         """Return the order of one epoch over a source of ``length`` as this rank reads it.
 
-        ``dealer`` has the owners if examples are dealt by locality, ``group`` to a rank at a time.
+        ``group``: examples in a rank's batch, where each global batch is dealt by their costs.
         """
         draw_order = self._draw_order(length, seed, epoch, rng.SHUFFLE)
         order = self._order(length, seed, epoch, rng.SHUFFLE, draw_order)
-        rank_order = self._of_rank(order, length, dealer, group)
+        rank_order = self._of_rank(order, length, group)
         if draw_order is not None:
             rank_order.digest = draw_order.digest
         return rank_order
 
-    def _of_rank(self, order: Order, length: int, dealer: Dealer | None, group: int) -> RankOrder:
+    def _of_rank(self, order: Order, length: int, group: int) -> RankOrder:
         count = self.count(length)
         share, start, leg = self.share, self.last.start, self.leg
         if share is not None and share.padding is not None:
             order = RepeatedEnd(order)
         if leg is None:
-            deal = self._deal(order, self.places(length), dealer, group, start + count)
+            deal = self._deal(order, self.places(length), group, start + count)
             return RankOrder(order, deal, count, start)
         left, count = LegOrder(order, leg.rest), count - leg.head_each
-        deal = self._deal(left, len(left), dealer, group, count)
+        deal = self._deal(left, len(left), group, count)
         rows = RankOrder(order, LegDeal.of(deal, leg.rest), count)
         head = leg.head_of(0 if share is None else share.rank)
         return RankOrder(order, HeldDeal(head, rows), len(head) + count) if len(head) else rows
 
-    def _deal(
-        self, order: Order, length: int, dealer: Dealer | None, group: int, count: int
-    ) -> Deal:
+    def _deal(self, order: Order, length: int, group: int, count: int) -> Deal:
         """Return the deal of ``length`` places in this order."""
         share = self.share
         if share is None:
             return Stride()
         if share.padding is not None:
             return replace(share.padding, length=length)
-        if share.is_dealt:
-            assert dealer is not None
-            return OwnerDeal(order, dealer, share.rank, group, count)
         if share.costs is not None:
             return BalancedDeal(order, share.costs, share.rank, share.world, group, count)
         if self.has_runs:

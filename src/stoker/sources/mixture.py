@@ -23,7 +23,6 @@ from stoker.errors import StateError
 from stoker.schedule import rng
 from stoker.schedule.dealing import (
     CountedDeal,
-    Dealer,
     HeldDeal,
     InStepDeal,
     PartDeal,
@@ -151,14 +150,7 @@ class MixtureSource(IndexedSource):
         """
         return selection.count(self._length(selection))
 
-    def order(
-        self,
-        selection: Selection,
-        seed: int,
-        epoch: int,
-        dealer: Dealer | None = None,
-        group: int = 1,
-    ) -> RankOrder:
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
         """Return the order of an epoch; a part's share of a global batch is dealt to all ranks."""
         share, count = selection.share, self.examples(selection)
         rank, world = (share.rank, share.world) if share is not None else (0, 1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
@@ -138,15 +138,8 @@ class NumberedSource(IndexedSource):
     def user_objects(self) -> list[UserObject]:
         return self.within.user_objects()
 
-    def order(
-        self,
-        selection: Selection,
-        seed: int,
-        epoch: int,
-        dealer: Dealer | None = None,
-        group: int = 1,
-    ) -> RankOrder:
-        return self.within.order(selection, seed, epoch, dealer, group)
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
+        return self.within.order(selection, seed, epoch, group)
 
     @property
     def parts_count(self) -> int:

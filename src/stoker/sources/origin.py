@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
-from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
@@ -266,16 +266,9 @@ class IndexedSource(Origin):
         """Return the user's objects that it calls."""
         return []
 
-    def order(
-        self,
-        selection: Selection,
-        seed: int,
-        epoch: int,
-        dealer: Dealer | None = None,
-        group: int = 1,
-    ) -> RankOrder:
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
         """Return the order of an epoch's examples on this rank."""
-        return selection.rank_order(len(self), seed, epoch, dealer, group)
+        return selection.rank_order(len(self), seed, epoch, group)
 
     def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
         """Return how examples come over an epoch, over all ranks, by part of a mixture."""

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import plugins, resources
 from stoker.basics.fingerprint import Fingerprint
-from stoker.basics.resources import format_bytes
+from stoker.basics.resources import format_bytes, format_seconds
 from stoker.basics.warn import warn
-from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.cache.places.arrangement import Forecast
-    from stoker.schedule.owners import OwnersKnown
-    from stoker.stages.placed import Form, PlacedCaches
     from stoker.stats import CacheCounts, CacheStats
 
 # Files whose sizes are asked for, to estimate all: enough to tell half of the memory from all of
@@ -52,9 +48,9 @@ class Lookups(Protocol):
 class CachesOverNodes(Protocol):
     """How caches over several nodes are made; registered in the group ``stoker.caches``.
 
-    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``, and which is
-    ``OwnersKnown``. ``limit``, ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is
-    what else ``ExampleCache`` takes.
+    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``. ``limit``,
+    ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is what else ``ExampleCache``
+    takes.
     """
 
     def of_chain(
@@ -65,14 +61,10 @@ class CachesOverNodes(Protocol):
         insecure: bool,
         source: IndexedSource,
         operations: Sequence[Any],
-        places: Sequence[int],
         version: str | None,
         **settings: Any,
     ) -> Any:
-        """Return the cache of what comes out of a source and operations.
-
-        ``places`` are those before it, each as how many operations it stands behind.
-        """
+        """Return the cache of what comes out of a source and operations."""
         ...
 
     def of_dataset(
@@ -102,21 +94,11 @@ class LeftOutBefore:
     """Stands for an example that a filter in front of the cache left out."""
 
 
-class Halfway:
-    """An example that was found at an earlier place than the last, where more stages follow."""
-
-    def __init__(self, value: Any, place: int) -> None:
-        self.value = value
-        self.place = place
-
-
 class Miss:
     """An example that was not, on its way to the cache.
 
     Attributes:
         value: what was read.
-        cost_ns: what that took.
-        forms: what it was at earlier places on its way.
     """
 
     def __init__(self, index: int, fingerprint: Fingerprint | None, key: bytes) -> None:
@@ -124,8 +106,25 @@ class Miss:
         self.fingerprint = fingerprint
         self.key = key
         self.value: Any = None
-        self.cost_ns = 0
-        self.forms: list[Form] = []
+
+
+class Forecast(NamedTuple):
+    """What ``.cache("auto")`` promises of an epoch, once the store is full."""
+
+    name: str
+    """The source and the stages that make what is kept."""
+    kept: float
+    """The fraction of the examples that is kept."""
+    work_s: float
+    """Seconds of work up to the cache, without it."""
+    left_s: float
+    """Seconds of that work that are left."""
+
+    def __str__(self) -> str:
+        left, work = map(format_seconds, (self.left_s, self.work_s))
+        return (
+            f"{self.kept:.0%} as {self.name}; an epoch takes {left} of work up to here, not {work}"
+        )
 
 
 @dataclass(frozen=True)
@@ -134,45 +133,33 @@ class CacheStage(ChainStage):
 
     Attributes:
         cache: the cache.
-        keep_pages: whether the page cache keeps the local files of what is in the cache, too.
-        cluster: who knows which node keeps what, if several keep a part each.
-        placed: the caches at this and earlier places, if they share a budget.
-        forecast: what was planned for this and earlier places, if anything was.
-        over: the ``cluster`` as it was named.
-        behind: if there is one, how many operations the cache stands behind.
+        forecast: what is expected of it, where ``.cache("auto")`` chose its place.
     """
 
     cache: ExampleCache
-    keep_pages: bool
-    cluster: OwnersKnown | None = None
-    placed: PlacedCaches | None = None
     forecast: Forecast | None = None
-    over: object = None
-    behind: int = 0
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
     def of(
         before: ChainView,
         limit: Any,
-        version: Any,
-        keep_pages: Any,
-        cluster: Any,
-        insecure: Any,
+        version: Any = None,
+        cluster: Any = None,
+        insecure: Any = False,
         **settings: Any,
     ) -> CacheStage:
         """Check the arguments of ``.cache()``, and make a cache for what comes out of ``before``.
 
         Args:
             before: the chain that it is to stand behind.
-            limit, version, keep_pages, cluster, insecure: as in ``.cache()``.
-            settings: what else ``ExampleCache`` takes.
+            limit, version, cluster, insecure: as in ``.cache()``.
+            settings: ``path`` and ``keep``, also as there.
         """
         from stoker.cache.example_cache import ExampleCache
         from stoker.cache.identity import chain_identity
 
         _check_cacheable(before)
-        earlier = _check_places(before, limit if isinstance(limit, CacheBudget) else None)
         if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
             raise ValueError(
                 f".cache() takes the limit first: for a folder, write .cache(path={limit!r})"
@@ -184,8 +171,6 @@ class CacheStage(ChainStage):
         describes = ".".join([source.name, *(operation.name for operation in operations)])
         if insecure and cluster is None:
             raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
-        if earlier and any(stage.over != cluster for stage in earlier):
-            raise ValueError("all places of a pipeline are on one host, or over the same cluster=")
         if cluster is not None:
             over_nodes = caches_over(cluster).of_chain(
                 limit,
@@ -193,19 +178,11 @@ class CacheStage(ChainStage):
                 insecure=bool(insecure),
                 source=source,
                 operations=operations,
-                places=[stage.behind for stage in earlier],
                 version=version,
                 describes=describes,
                 **settings,
             )
-            stage = CacheStage(
-                over_nodes, bool(keep_pages), over_nodes, over=cluster, behind=len(operations)
-            )
-            if not earlier:
-                return stage
-            from stoker.stages.placed import PlacedOverNodes
-
-            return replace(stage, placed=PlacedOverNodes(over_nodes, len(earlier) + 1))
+            return CacheStage(over_nodes)
         cache = ExampleCache(
             limit,
             identity=chain_identity(source, operations, version),
@@ -213,44 +190,32 @@ class CacheStage(ChainStage):
             examples=len(source),
             **settings,
         )
-        from stoker.stages.placed import PlacedCaches
-
-        if not earlier and cache.behind is None:
-            return CacheStage(cache, bool(keep_pages))
-        placed = PlacedCaches([*(stage.cache for stage in earlier), cache], len(source))
-        return CacheStage(cache, bool(keep_pages), placed=placed)
+        return CacheStage(cache)
 
     @property
     def call(self) -> str:
-        limit, budget = self.cache.limit, self.cache.budget
-        shown = format_bytes(limit) if isinstance(limit, int) else limit
-        return f"cache({shown})" if budget is None else f"cache(budget of {shown})"
+        limit = self.cache.limit
+        return f"cache({format_bytes(limit) if isinstance(limit, int) else limit})"
 
     def bind(self, before: ChainView) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
-        _check_places(before, self.cache.budget)
         return self
 
     def begin(self, chain: ChainView) -> None:
         """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
-        stages = chain.stages
-        if any(stage.traits.caches for stage in stages[stages.index(self) + 1 :]):
-            return  # the last place opens the store of all
-        if self.placed is not None:
-            self.placed.open(examples_here(chain))
-        elif self.cache.open():
+        if self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
     def check_length(self, was: Origin, now: Origin) -> None:
         """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
-        if self.cluster is None and now.count() > was.count():
+        if not self.cache.is_shared_by_nodes and now.count() > was.count():
             return
         raise ValueError(
             f"{was.name} had {was.count():,} examples, and has {now.count():,} now: "
             + (
                 "a cache over several nodes needs a fixed number of examples"
-                if self.cluster is not None
+                if self.cache.is_shared_by_nodes
                 else ".cache() knows examples by number, and a number may now mean another one"
             )
             + ". Build a new pipeline, with another version= if it has one"
@@ -266,29 +231,22 @@ class CacheStage(ChainStage):
         return None
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say where it is, if not on this host alone, what shares its budget, and the plan."""
-        placed = "" if self.placed is None else self.placed.note()
-        nodes = "over several nodes, each of which keeps a part" if self.cluster else ""
-        notes = [each for each in (placed, nodes, str(self.forecast or "")) if each]
+        """Say where it is, if not on this host alone, and what is expected of it."""
+        nodes = self.cache.is_shared_by_nodes * "over several nodes, each of which keeps a part"
+        notes = [each for each in (nodes, str(self.forecast or "")) if each]
         return "  " + ": ".join(notes) if notes else ""
-
-    @property
-    def weighs(self) -> bool:
-        """Whether it matters what each example costs."""
-        return self.cache.weighs or (self.placed is not None and self.placed.takes)
 
     def flush(self) -> None:
         """Wait until what this process has offered is written; not for long."""
-        (self.placed or self.cache).flush()
+        self.cache.flush()
 
     def counts(self) -> CacheCounts:
-        """Return the counts so far, of all places."""
-        return self.cache.counts() if self.placed is None else self.placed.counts()
+        """Return the counts so far."""
+        return self.cache.counts()
 
     def stats(self, since: CacheCounts | None) -> CacheStats:
         """Return the counts after ``since``, and the state of the store."""
-        predicted_s = None if self.forecast is None else self.forecast.predicted_s
-        return replace((self.placed or self.cache).stats(since), predicted_s=predicted_s)
+        return self.cache.stats(since)
 
     def find(
         self,
@@ -309,7 +267,7 @@ class CacheStage(ChainStage):
 
         known: list[tuple[Fingerprint | None, bytes]] | None = None
         if source.is_numbered and lookups is None and not expected:
-            found = self._find_where_known(indices, lends=lends)
+            found = self.cache.find_numbered(indices, lends=lends)
         else:
             numbers = indices.tolist()
             if source.is_numbered:
@@ -332,13 +290,8 @@ class CacheStage(ChainStage):
             if len(asked) < len(keys):
                 self.cache.count(misses=len(keys) - len(asked))
             found = [MISSING] * len(keys)
-            if (placed := self.placed) is not None:
-                last = len(placed.holdings) - 1
-                values = [self._halfway(placed, last, value) for value in values]
             for at, value in zip(asked, values, strict=True):
                 found[at] = value
-        if self.placed is not None and Missing in map(type, found):
-            self._find_elsewhere(self.placed, source, indices, found, known, expected)
         if {Missing, LeftOut}.isdisjoint(map(type, found)):
             return found
         for at, value in enumerate(found):
@@ -348,64 +301,6 @@ class CacheStage(ChainStage):
             elif value is LEFT_OUT:
                 found[at] = LeftOutBefore()
         return found
-
-    def _find_where_known(self, indices: NDArray[np.int64], *, lends: bool) -> list[Any]:
-        """Look numbered examples up at the places where they were found before, or at the last."""
-        placed = self.placed
-        if placed is None:
-            return self.cache.find_numbered(indices, lends=lends)
-        last, where = len(placed.holdings) - 1, placed.where(indices)
-        known = [int(where[0])] if (where == where[0]).all() else np.unique(where).tolist()
-        found: list[Any] = [None] * len(indices)
-        for holding in known:
-            at = np.flatnonzero(where == holding)
-            cache = placed.holdings[holding]
-            some = cache.find_numbered(indices[at], lends=lends and holding == last)
-            for number, value in zip(at.tolist(), some, strict=True):
-                found[number] = self._halfway(placed, holding, value)
-        return found
-
-    def _halfway(self, placed: PlacedCaches, holding: int, value: Any) -> Any:
-        """Return what was found in a holding: as it is if it has passed the last place."""
-        from stoker.cache.store import Missing
-
-        if type(value) is Missing:
-            return value
-        place, value = placed.found_at(holding, value)
-        return value if place == placed.places - 1 else Halfway(value, place)
-
-    def _find_elsewhere(
-        self,
-        placed: PlacedCaches,
-        source: IndexedSource,
-        indices: NDArray[np.int64],
-        found: list[Any],
-        known: list[tuple[Fingerprint | None, bytes]] | None,
-        expected: Collection[int],
-    ) -> None:
-        """Look up in the other holdings what the last one lacks; put it into ``found``."""
-        from stoker.cache.store import MISSING
-
-        missing = [
-            at
-            for at, value in enumerate(found)
-            if value is MISSING and int(indices[at]) not in expected
-        ]
-        for holding, cache in placed.others:
-            asked = missing
-            if known is None:
-                values = cache.find_numbered(indices[asked])
-            else:
-                asked = [at for at in missing if known[at][0] is not None]
-                some = [(known[at][0], int(indices[at])) for at in asked]
-                keys = [cache.key(fingerprint, index) for fingerprint, index in some if fingerprint]
-                sizes = [fingerprint.size_bytes for fingerprint, _ in some if fingerprint]
-                values = cache.find(keys, sizes)
-            for at, value in zip(asked, values, strict=True):
-                if value is not MISSING:
-                    found[at] = self._halfway(placed, holding, value)
-                    placed.note_where(int(indices[at]), holding)
-            missing = [at for at in missing if found[at] is MISSING]
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
         """Return an example's fingerprint and key; none, and b"", where its file is not found."""
@@ -423,25 +318,11 @@ class CacheStage(ChainStage):
 
     def read_ahead(self, indices: NDArray[np.int64]) -> None:
         """Have read what is on a disk, and comes soon."""
-        (self.placed or self.cache).read_ahead(indices)
+        self.cache.read_ahead(indices)
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
-        """Tell which examples are there, at any place."""
-        held = self.cache.holds(self.keys(source, indices))
-        if self.placed is not None:
-            known = [self._known(source, index)[0] for index in indices]
-            for _, cache in self.placed.others:
-                keys = [
-                    b"" if one is None else cache.key(one, index)
-                    for one, index in zip(known, indices, strict=True)
-                ]
-                held = [a or b for a, b in zip(held, cache.holds(keys), strict=True)]
-        return held
-
-    def keep_form(self, miss: Miss, place: int, value: Any) -> None:
-        """Note what a miss is at an earlier place. Raises TypeError for what cannot be stored."""
-        if self.placed is not None and self.placed.takes:
-            miss.forms.append(self.placed.form(place, value, miss.cost_ns))
+        """Tell which examples are there."""
+        return self.cache.holds(self.keys(source, indices))
 
     def offer(
         self,
@@ -463,18 +344,12 @@ class CacheStage(ChainStage):
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not (self.placed or self.cache).takes or not self._is_unchanged(source, miss):
+        if not self.cache.takes or not self._is_unchanged(source, miss):
             return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
-        file = None if self.keep_pages else source.local_path(miss.index)
-        if self.placed is None:
-            return self.cache.offer(miss.key, value, miss.cost_ns, file)
-        assert miss.fingerprint is not None
-        last = self.placed.form(self.placed.places - 1, value, miss.cost_ns)
-        forms = [last] if left_out else [*miss.forms, last]
-        self.placed.offer(miss.fingerprint, miss.index, forms, file)
+        self.cache.offer(miss.key, value, source.local_path(miss.index))
 
     def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
         """Tell whether an example is the one that was looked up; it may change while it is read."""
@@ -501,7 +376,7 @@ class CacheStage(ChainStage):
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, resources.hosts_of_job()
-        if share is not None and share.anew and not share.is_dealt and hosts > 1:
+        if share is not None and share.anew and hosts > 1:
             warn(
                 f"{hosts} hosts draw new parts every epoch, so each finds only one in {hosts} of "
                 "its cached examples: put .shard() before .shuffle(), which fixes the parts",
@@ -512,16 +387,6 @@ class CacheStage(ChainStage):
 def ends_caching(t: Traits) -> bool:
     """True for a stage that no cache can follow: what comes out differs in every epoch."""
     return t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans
-
-
-def examples_here(chain: ChainView) -> int:
-    """Return how many examples may come to this host, in all epochs as far as they are fixed."""
-    source, selection = chain.source, chain.selection
-    assert isinstance(source, IndexedSource)
-    count = min(len(source), source.places(selection))
-    share = selection.share
-    hosts = 1 if share is None or share.anew else resources.hosts_of_job()
-    return -(-count // hosts)
 
 
 def _check_cacheable(before: ChainView) -> None:
@@ -536,6 +401,8 @@ def _check_cacheable(before: ChainView) -> None:
             "a stream is read once, and its examples have no index to find them by: a cache "
             "cannot help. (To use them more than once: .echo())"
         )
+    if first_with(before.stages, lambda t: t.caches) is not None:
+        raise ValueError("a pipeline has one cache: choose a place for it")
     stage = first_with(before.stages, ends_caching)
     if stage is None:
         return
@@ -563,26 +430,6 @@ def _check_cacheable(before: ChainView) -> None:
         f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
         "put .cache() before it"
     )
-
-
-def _check_places(before: ChainView, budget: CacheBudget | None) -> list[CacheStage]:
-    """Return the caches at earlier places. Raises ValueError unless all are of one budget."""
-    earlier = [stage for stage in before.stages if isinstance(stage, CacheStage)]
-    for stage in earlier:
-        own = stage.cache.budget
-        if budget is None or own is None or own.folder != budget.folder:
-            raise ValueError(
-                "a pipeline has one cache: choose a place for it, or give each place the same "
-                "budget = stoker.budget(limit), within which each example is kept where it saves "
-                "most"
-            )
-    last = max((at for at, stage in enumerate(before.stages) if stage.traits.caches), default=-1)
-    if earlier and all(stage.traits.selects for stage in before.stages[last + 1 :]):
-        raise ValueError(
-            "two caches follow each other and would keep the same: leave one out, or put a stage "
-            "between them"
-        )
-    return earlier
 
 
 def _kept(value: Any, left_out: bool) -> Any:

@@ -172,7 +172,6 @@ class Shard(ChainStage):
 
     Attributes:
         rank, world, uneven: its arguments.
-        near: whether it deals inside the global batch to where a cache keeps what.
         assumed: whether this is taken for the only process because nothing tells of others.
         among: the numbers in the process group of the ranks that share an epoch, and compare
             their pipelines; None where rank and world were given, or there is no group.
@@ -184,7 +183,6 @@ class Shard(ChainStage):
     rank: int
     world: int
     uneven: bool
-    near: bool = False
     assumed: bool = False
     among: tuple[int, ...] | None = None
     padding: Padding | None = None
@@ -197,7 +195,6 @@ class Shard(ChainStage):
         rank: Any,
         world: Any,
         uneven: Any,
-        near: Any,
         mesh: Any = None,
         mesh_dims: str | Sequence[str] | None = None,
         *,
@@ -209,12 +206,6 @@ class Shard(ChainStage):
 
         Raises ValueError or TypeError for what is no rank.
         """
-        if near not in (None, "cache"):
-            raise ValueError(f".shard() takes near='cache' or nothing, not {near!r}")
-        if near is not None and uneven:
-            raise ValueError(
-                ".shard(near='cache') deals equal parts: for evaluation, leave near= out"
-            )
         if (rank is None) != (world is None):
             raise ValueError(".shard() needs rank= and world= together, or neither")
         if rank is not None and (mesh is not None or env):
@@ -232,24 +223,22 @@ class Shard(ChainStage):
             raise ValueError(
                 f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
             )
-        return Shard(int(rank), int(world), bool(uneven), near is not None, assumed, among)
+        return Shard(int(rank), int(world), bool(uneven), assumed, among)
 
     def padded(self, pad: Any, mask: Any) -> Shard:
         """Return this with padding. Raises ValueError or TypeError for what is none."""
         padding = Padding.of(pad, mask)
-        if padding is not None and (self.uneven or self.near):
-            other = "uneven=True" if self.uneven else "near='cache'"
+        if padding is not None and self.uneven:
             raise ValueError(
-                f".shard({padding}) deals equal parts in the data's order: leave {other} out"
+                f".shard({padding}) deals equal parts in the data's order: leave uneven=True out"
             )
         return replace(self, padding=padding)
 
     def balanced(self, sizes: Any, cost: Any) -> Shard:
         """Return this, dealt by sizes. Raises ValueError or TypeError for what are none."""
         balance = Balance.of(sizes, cost)
-        if balance is not None and (self.uneven or self.near or self.padding is not None):
-            other = "uneven=True" if self.uneven else "near='cache'"
-            other = other if self.padding is None else str(self.padding)
+        if balance is not None and (self.uneven or self.padding is not None):
+            other = "uneven=True" if self.padding is None else str(self.padding)
             raise ValueError(
                 f".shard(balance=...) gives ranks equally many examples of each global batch: "
                 f"leave {other} out"
@@ -258,7 +247,7 @@ class Shard(ChainStage):
 
     @property
     def call(self) -> str:
-        how = ", uneven" * self.uneven + ", near='cache'" * self.near
+        how = ", uneven" * self.uneven
         how += "" if self.padding is None else f", {self.padding}"
         how += "" if self.balance is None else ", balance=..."
         return f"shard(rank={self.rank}, world={self.world}{how})"
@@ -277,37 +266,19 @@ class Shard(ChainStage):
                 f".shard() cannot follow {stage.name}: put it right after the source, "
                 ".shuffle() or .cache()"
             )
-        if before.source.has_own_order and (self.near or self.uneven):
+        if before.source.has_own_order and self.uneven:
             raise ValueError(
-                "all ranks get equal shares of each part of a mixture: leave uneven= and near= out"
-            )
-        if self.near and first_with(before.stages, lambda t: t.shuffles) is None:
-            raise ValueError(
-                ".shard(near='cache') deals a shuffled epoch: put .shuffle() before it"
+                "all ranks get equal shares of each part of a mixture: leave uneven= out"
             )
         if self.padding is not None:
             self.padding.check_before(before)
-        if self.near and not before.source.is_indexed:
-            raise ValueError(
-                ".shard(near='cache') deals examples by their numbers, and a stream has none"
-            )
         return self if self.balance is None else replace(self, costs=self.balance.costs(before))
 
     def begin(self, chain: ChainView) -> None:
-        """Raise ValueError where others came later, or nothing says what is near."""
+        """Raise ValueError where the process group is not that of the call."""
         group = own_rank()
         if self.padding is not None:
             self.padding.check_behind(chain)
-        if self.near and chain.cluster is None:
-            raise ValueError(
-                ".shard(near='cache') deals examples to the nodes that keep them: add "
-                ".cache(cluster=...), or leave near= out"
-            )
-        if self.near and self.world > 1 and process_group() is None:
-            raise ValueError(
-                ".shard(near='cache') needs a process group, in which ranks agree on one map of "
-                "nodes: call torch.distributed.init_process_group before, or leave near= out"
-            )
         if (
             self.among
             and group is not None
@@ -324,7 +295,7 @@ class Shard(ChainStage):
             )
 
     def lower(self, to: EnginePlan) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven, by_owner=self.near, costs=self.costs)
+        to.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
 
@@ -339,18 +310,12 @@ class Shard(ChainStage):
             return self.call
         padding = "" if self.padding is None else f", pad={self.padding.to}"
         balance = "" if self.costs is None else f", balance={self.costs.digest}"
-        return f"shard(world={self.world}{', near=cache' * self.near}{padding}{balance})"
+        return f"shard(world={self.world}{padding}{balance})"
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
         if self.assumed:
             return "  one process: there is no process group"
-        if self.near:
-            return (
-                f"  parts of equal length, dealt inside each {self.world * chain.batch_size:,} "
-                "examples to where the cache keeps them: a rank's batches are others (BatchNorm), "
-                "all ranks' together the same"
-            )
         if self.padding is not None:
             last = "up to a whole batch" if self.padding.fills else "up to equal rows"
             return f"  all examples; padded with the last one {last}"

@@ -93,12 +93,14 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Keeping(msgspec.Struct, frozen=True):
-    """What ``stoker.auto_cache`` would keep of a pipeline's examples."""
+    """What ``.cache("auto")`` would keep of a pipeline's examples."""
 
-    fractions: dict[str, float]
-    """The fraction of the examples that is kept at each place."""
+    name: str
+    """The source and the stages before the cache."""
+    kept_fraction: float
+    """The fraction of the examples that is kept."""
     left_fraction: float
-    """Of the work up to the last place, what is left in later epochs."""
+    """Of the work up to the cache, what is left in later epochs."""
 
 
 class PrepPoint(msgspec.Struct, frozen=True):
@@ -315,7 +317,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, Rate] = {}
     """For a pipeline: examples/s of each stage alone on one worker."""
     keeping: Keeping | None = None
-    """For a pipeline: the plan of caches; None where none can stand, or would save anything."""
+    """For a pipeline: the plan of a cache; None where none can stand, or would save anything."""
     thread_trial: ThreadTrial | None = None
     """For a pipeline: the trial of its threads against one; None if there was none."""
     process_trial: ProcessTrial | None = None

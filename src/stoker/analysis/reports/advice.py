@@ -326,7 +326,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
         return
     room = int(MEMORY_FRACTION * report.memory_bytes)
     whole = report.examples * report.example_bytes
-    # No host gets more than 5 % above its fair share (schedule/owners.py).
+    # No host gets more than 5 % above its fair share (cluster/owners.py).
     hosts = math.ceil(1.05 * whole / room)
     if not 1 < hosts <= _MOST_HOSTS:
         return

@@ -1,11 +1,9 @@
-"""Advice about caches: of prepared examples, of files, or of both within one limit."""
+"""Advice about caches: of prepared examples, or of files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-import numpy as np
 
 from stoker.analysis.model.changes import (
     MEMORY_FRACTION,
@@ -15,21 +13,20 @@ from stoker.analysis.model.changes import (
     with_less_work,
     with_workers,
 )
-from stoker.analysis.model.formulas import prep_rate, smallest_cache
+from stoker.analysis.model.formulas import smallest_cache
 from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import Action, Report, to_measured
 from stoker.basics.resources import format_bytes
-from stoker.cache.places.arrangement import arrange
 
 
 def advise_caches(report: Report) -> Iterator[Action]:
-    """Advise caches of prepared examples and of files, and both where that is clearly better."""
-    alone = [*_advise_keeping(report), *_advise_files(report)]
-    yield from alone
-    best = max((action.gain.value for action in alone), default=1.0)
-    both = [*_advise_both(report), *_advise_places(report)]
-    yield from (each for each in both if each.gain.value >= WORTH * best)
+    """Advise caches of prepared examples and of files; in a pipeline, the best place too."""
+    yield from _advise_keeping(report)
+    files = [*_advise_files(report)]
+    yield from files
+    best = max((action.gain.value for action in files), default=1.0)
+    yield from (each for each in _advise_place(report) if each.gain.value >= WORTH * best)
 
 
 def _advise_keeping(report: Report) -> Iterator[Action]:
@@ -96,53 +93,22 @@ def _advise_files(report: Report) -> Iterator[Action]:
     )
 
 
-def _advise_both(report: Report) -> Iterator[Action]:
-    """Advise what ``stoker.auto_cache`` would choose, if it keeps examples in both forms."""
-    kept, job = plan_keeping(report), to_measured(report)
-    if kept is None or not job.storage or not job.cache or not job.example_bytes:
-        return
-    size, held = kept
-    assert report.examples
-    whole = find_kept(report)
-    read_s, kept_s = 1 / job.storage - 1 / job.cache, 1 / prep_rate(whole.prep, job.workers)
-    made_s = read_s + 1 / prep_rate(job.prep, job.workers)
-    found = arrange(
-        made_s * 1e9,
-        np.array([[read_s, made_s - kept_s]]) * 1e9,
-        np.array([[job.example_bytes, size / held / report.examples]]),
-        MEMORY_FRACTION * report.memory_bytes / report.examples,
-    )
-    if len(found.places) < 2:
-        return
-    files, examples = found.kept
-    # Of the examples that are not kept prepared, as many have their files kept.
-    change = Change(cache_bytes=int(files / (1 - examples) * report.examples * job.example_bytes))
-    gain = predict_gain(report, change, job=lambda case: with_kept(case, examples, whole))
-    yield Action(
-        f"keep {examples:.0%} of the examples prepared, and {files:.0%} as files",
-        f'stoker.auto_cache(pipeline, "{round_up_to_mib(size)}")',
-        gain,
-        "from the second epoch on, in a pipeline that reads and prepares in two stages; all "
-        f"prepared examples would take {format_bytes(size / held)}",
-    )
-
-
-def _advise_places(report: Report) -> Iterator[Action]:
-    """Advise what ``stoker.auto_cache`` chooses for a pipeline."""
+def _advise_place(report: Report) -> Iterator[Action]:
+    """Advise the place that ``.cache("auto")`` chooses for a pipeline."""
     keeping = report.keeping
     if keeping is None:
         return
-    kept = " and ".join(f"{part:.0%} as {name}" for name, part in keeping.fractions.items())
-    # What is random, and behind the last place, is made anew for each use.
+    # What is random, and behind the cache, is made anew for each use.
     later_s = report.after_s.get("before-augmentation", 0.0)
     yield Action(
-        f"keep examples where they save most: {kept}",
-        "stoker.auto_cache(pipeline)",
+        f"keep {keeping.kept_fraction:.0%} of the examples as {keeping.name} makes them",
+        f"{keeping.name}.cache()",
         predict_gain(
             report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
         ),
-        f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left",
-        "each of these is the same in every epoch; a cache refuses others",
+        f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
+        'less than with a cache at any other place (.cache("auto") chooses it)',
+        "these examples are the same in every epoch; a cache refuses others",
     )
 
 

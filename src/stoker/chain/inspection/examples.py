@@ -66,7 +66,7 @@ def _made(
             case Segment():
                 if part.batches_in:
                     break
-                alone = replace(part, cache=None, cache_ats=())
+                alone = replace(part, cache=None, cache_at=0)
                 address = plan.address(part.at, seed, epoch)
                 work = Work(alone, address, source, order)
                 ns = alone.counters()
@@ -116,7 +116,7 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
     plan, source = chain.plan, chain.plan.indexed
     assert source is not None
     selection = plan.selection
-    if selection.is_dealt or plan.batches is not None:  # the rank that gets it changes no place
+    if plan.batches is not None:  # the rank that gets it changes no place
         selection = selection.of_all_ranks()
     order = source.order(selection, chain.seed, epoch, group=plan.group)
     for start in range(0, len(order), _SEARCHED):
@@ -142,7 +142,7 @@ def next_output(bookmark: Bookmark) -> Any:
             f".peek() reads an output twice, and {chain.source.name} can be read once: take one "
             "with next(iter(pipeline))"
         )
-    if chain.rank_world[1] > 1 and (chain.follows_clock or chain.selection.is_dealt):
+    if chain.rank_world[1] > 1 and chain.follows_clock:
         raise ValueError(
             ".peek() asks no other rank, and here ranks decide together what comes next: take one "
             "with next(iter(pipeline))"

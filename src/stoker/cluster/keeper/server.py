@@ -224,7 +224,6 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
         path,
         describes=f"a keeper's part ({address})",
         temporary=in_memory,
-        on_damage="rebuild",
     )
 
     def join_or_make() -> store_dir.StoreDir | None:

@@ -16,8 +16,8 @@ from stoker.cache.store_dir import boot_id
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient, SpecRefused
+from stoker.cluster.owners import Member
 from stoker.errors import CacheError, CacheWarning
-from stoker.schedule.owners import Member
 from stoker.transport.address import split_address
 from stoker.transport.link import LinkError
 

@@ -19,8 +19,8 @@ from stoker.cache.location import Limit
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.ray_registry import NAMESPACE, Registry
 from stoker.cluster.members.torchrun import Started
+from stoker.cluster.owners import Member
 from stoker.errors import CacheError, StokerError
-from stoker.schedule.owners import Member
 from stoker.transport.address import join_address, split_address
 from stoker.transport.ray_session import check_installed, end_with_raylet
 

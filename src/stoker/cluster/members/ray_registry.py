@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.schedule.owners import Member
+from stoker.cluster.owners import Member
 from stoker.transport.ray_session import RayStore
 
 NAMESPACE = "stoker-caches"

@@ -21,8 +21,8 @@ from stoker.cache.location import Limit
 from stoker.cache.store_dir import boot_id
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Members, has_moved
+from stoker.cluster.owners import Member
 from stoker.errors import CacheError
-from stoker.schedule.owners import Member
 from stoker.transport.address import local_host_towards
 from stoker.transport.secret import new_token
 

@@ -1,9 +1,4 @@
-"""Ranks agree before an epoch: on the ownership map by which it is dealt, and on an echoing factor.
-
-An epoch that is resumed is dealt by the map in its state. A new epoch is dealt by rank 0's current
-map of the cluster. Nodes come and go, and ranks hear of it at different times; if they dealt by
-different maps, they would lose some examples and repeat others. So ranks compare their maps, and
-rank 0 sends its map to the others.
+"""Ranks agree on an echoing factor.
 
 If each rank used whatever items are ready, ranks would take different numbers of steps, and the
 next collective operation would hang. So the factor is fixed for a window of steps. It is the
@@ -32,7 +27,6 @@ kept.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 import weakref
@@ -42,63 +36,9 @@ from typing import Any
 import numpy as np
 
 from stoker.engine.items import Planning, Stream, WouldBlock
-from stoker.errors import StateError, StokerError
-from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, OwnerSnapshot
+from stoker.errors import StokerError
 from stoker.schedule.pools.adaptive import AdaptivePool
-from stoker.schedule.selection import Share
 from stoker.stages.echo import WINDOW_STEPS
-
-
-def agree_owners(
-    loaded: OwnerSnapshot | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
-) -> OwnerSnapshot:
-    """Return the ownership snapshot by which this epoch is dealt. All ranks call this together.
-
-    Args:
-        loaded: the snapshot in the state from which this rank goes on; None in a new epoch.
-        cluster: the cluster, which knows the present map.
-        share: this rank's part.
-        ranks: the ranks to agree with; None if this is the only one.
-
-    Raises:
-        StateError: ranks go on from states with different snapshots.
-        StokerError: ranks deal to different numbers of ranks, or one is gone.
-    """
-    if ranks is None:
-        if loaded is not None:
-            return loaded
-        known = cluster.owner_map()
-        return OwnerSnapshot.of(known, (_number_of(cluster.node, known),))
-    digest = 0 if loaded is None else loaded.digest
-    most, least, widest, narrowest = ranks.largest([digest, -digest, share.world, -share.world])
-    if widest != -narrowest:
-        raise StokerError(
-            f"ranks deal to {-narrowest} and to {widest} ranks: .shard() takes the same world= on "
-            "all of them"
-        )
-    if most != -least:
-        raise StateError(
-            "ranks go on from states whose examples were dealt by different maps, so that some "
-            "would come twice and others never: load the same state on all ranks"
-        )
-    if loaded is not None:
-        return loaded
-    known = _map_of_first(cluster, ranks)
-    mine = [-1] * share.world
-    mine[share.rank] = _number_of(cluster.node, known)
-    return OwnerSnapshot.of(known, tuple(ranks.largest(mine)))
-
-
-def _map_of_first(cluster: OwnersKnown, ranks: Ranks) -> OwnerMap:
-    known = cluster.owner_map()
-    members = [[m.name, m.address, m.weight_bytes] for m in known.members]
-    told = json.loads(ranks.of_first(json.dumps([known.version, members]).encode()))
-    return OwnerMap.of((Member(*member) for member in told[1]), told[0])
-
-
-def _number_of(node: str, known: OwnerMap) -> int:
-    return next((n for n, member in enumerate(known.members) if member.name == node), -1)
-
 
 UNIT = 64
 """Factors are whole multiples of 1/64, so that every rank computes the same."""
@@ -117,10 +57,9 @@ class Ranks:
     the group's threads may be in the way.
     """
 
-    def __init__(self, distributed: Any, about: str) -> None:
+    def __init__(self, distributed: Any) -> None:
         self._distributed = distributed
         self._group = weakref.ref(_group_of(distributed))
-        self._about = about
 
     def largest(self, values: list[int]) -> list[int]:
         """Return the largest of each value among all ranks.
@@ -135,30 +74,19 @@ class Ranks:
             self._distributed.all_reduce(tensor, op=maximum, group=group)
         return [int(value) for value in tensor.tolist()]
 
-    def of_first(self, data: bytes) -> bytes:
-        """Return rank 0's ``data``. Raises as ``largest`` does."""
-        import torch
-
-        is_first = self._distributed.get_rank() == 0
-        (size,) = self.largest([len(data) if is_first else 0])
-        tensor = torch.zeros(size, dtype=torch.uint8)
-        if is_first:
-            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        with self._together() as group:
-            self._distributed.broadcast(tensor, src=0, group=group)
-        return tensor.numpy().tobytes()
-
     @contextlib.contextmanager
     def _together(self) -> Iterator[Any]:
         group = self._group()
         if group is None:
-            raise StokerError(f"ranks could not agree on {self._about}: the process group is gone")
+            raise StokerError(
+                "ranks could not agree on an echoing factor: the process group is gone"
+            )
         try:
             yield group
         except RuntimeError as error:
             raise StokerError(
-                f"ranks could not agree on {self._about}: one of them has ended, or takes no more "
-                "batches"
+                "ranks could not agree on an echoing factor: one of them has ended, or takes no "
+                "more batches"
             ) from error
 
 
@@ -185,9 +113,9 @@ def _timeout(world: Any) -> Any:
         return None
 
 
-def ranks(about: str = "an echoing factor") -> Ranks:
-    """Return the ranks of the initialised process group; ``about`` is for messages."""
-    return Ranks(sys.modules["torch.distributed"], about)
+def ranks() -> Ranks:
+    """Return the ranks of the initialised process group."""
+    return Ranks(sys.modules["torch.distributed"])
 
 
 class AgreedPolicy:

@@ -103,13 +103,9 @@ class Lowering:
         """An order is drawn every epoch, by weights or a function."""
         self._selection = self._selection.draw(drawing)
 
-    def shard(
-        self, rank: int, world: int, *, uneven: bool, by_owner: bool, costs: Costs | None
-    ) -> None:
-        """Only this rank's part of the epoch is read; dealt by locality, by costs, or in turns."""
-        self._selection = self._selection.shard(
-            rank, world, uneven=uneven, by_owner=by_owner, costs=costs
-        )
+    def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None:
+        """Only this rank's part of the epoch is read; dealt by costs, or in turns."""
+        self._selection = self._selection.shard(rank, world, uneven=uneven, costs=costs)
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
@@ -128,7 +124,8 @@ class Lowering:
         segment = self._at_hand()
         stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
         both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
-        if both is not None and len(stages) not in segment.cache_ats:
+        is_cached = segment.cache is not None and segment.cache_at == len(stages)
+        if both is not None and not is_cached:
             stages[-1] = both
         else:
             stages.append(stage)
@@ -140,8 +137,7 @@ class Lowering:
     def cache(self, stage: CacheStage) -> None:
         """Items are kept in a cache."""
         segment = self._at_hand()
-        segment.cache = stage
-        segment.cache_ats = (*segment.cache_ats, len(segment.operations))
+        segment.cache, segment.cache_at = stage, len(segment.operations)
 
     def batch(self, stage: Batch) -> None:
         """Examples become batches; those that are late move on to later ones, if they may."""

@@ -12,7 +12,7 @@ from typing import assert_never
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part, ScanPoint
 from stoker.engine.plan.segment import Segment
-from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
@@ -67,7 +67,7 @@ class Plan:
         assert source is not None
         return source
 
-    def order(self, seed: int, epoch: int, dealer: Dealer | None = None) -> RankOrder:
+    def order(self, seed: int, epoch: int) -> RankOrder:
         """Return the order of an epoch of an indexed source, as this rank reads it.
 
         Batches that are planned are planned now; the plan of the last epoch is kept, unless a
@@ -79,10 +79,10 @@ class Plan:
         assert self.indexed is not None
         match self.batches:
             case None:
-                return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+                return self.indexed.order(self.selection, seed, epoch, self.group)
             case BatchSchedule():
                 cuts = self.cuts(seed, epoch)
-                order = self.indexed.order(self.selection, seed, epoch, dealer, cuts.unit)
+                order = self.indexed.order(self.selection, seed, epoch, cuts.unit)
                 return order.taken(cuts.examples)
             case BatchRule():
                 if self.selection.calls_user:
@@ -98,9 +98,7 @@ class Plan:
         """
         if self.indexed is None or not self.calls_user:
             return ""
-        # Owners deal an order's places, and change nothing in it.
-        selection = self.selection.of_all_ranks() if self.selection.is_dealt else self.selection
-        return self.indexed.order(selection, seed, epoch, group=self.group).digest
+        return self.indexed.order(self.selection, seed, epoch, self.group).digest
 
     def has_planned(self, seed: int, epoch: int) -> bool:
         """Whether the plan of an epoch is kept, or needs no order."""
@@ -252,12 +250,12 @@ class Plan:
 
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
-        knows the order of this one, which it does not where this one's owners deal it, or a user's
-        function says it; nor have epochs whose batches are planned equally many.
+        knows the order of this one, which it does not where a user's function says it; nor have
+        epochs whose batches are planned equally many.
         """
         if self.indexed is None or self.is_decided or self.late or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
+        if self.selection.calls_user or self.batches is not None:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks

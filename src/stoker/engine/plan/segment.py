@@ -27,7 +27,6 @@ class Segment:
         source: the source, in the first segment of an indexed chain; else None.
         operations: the maps and filters on single inputs, in order.
         cache: the cache among them, before operation number ``cache_at``.
-        cache_ats: the places of its budget, of which ``cache_at`` is the last.
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind the batching stage.
         batches_in: whether the inputs are batches.
@@ -46,7 +45,7 @@ class Segment:
     source: IndexedSource | None = None
     operations: list[Operation] = field(default_factory=list)
     cache: CacheStage | None = None
-    cache_ats: tuple[int, ...] = ()
+    cache_at: int = 0
     batch: Batch | None = None
     batch_maps: list[Map] = field(default_factory=list)
     batches_in: bool = False
@@ -61,11 +60,6 @@ class Segment:
     kind = None
     needs_work_behind = False
     is_one_to_one = True
-
-    @property
-    def cache_at(self) -> int:
-        """The number of operations before the cache, or before the last of several places."""
-        return self.cache_ats[-1] if self.cache_ats else 0
 
     @property
     def is_plain(self) -> bool:

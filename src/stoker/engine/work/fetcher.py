@@ -108,17 +108,12 @@ class Fetcher:
         if Miss not in map(type, found):
             return found
         missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
-        step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
-        for start in range(0, len(missing), step):
-            some = missing[start : start + step]
-            began = time.perf_counter_ns()
-            values = self._read(indices[some], ns, seed, some)
-            cost_ns = (time.perf_counter_ns() - began) // len(some)
-            for at, value in zip(some, values, strict=True):
-                found[at].value, found[at].cost_ns = value, cost_ns
-                self._expected.discard(int(indices[at]))
-                if type(value) is Failure:
-                    found[at] = value
+        values = self._read(indices[missing], ns, seed, missing)
+        for at, value in zip(missing, values, strict=True):
+            found[at].value = value
+            self._expected.discard(int(indices[at]))
+            if type(value) is Failure:
+                found[at] = value
         return found
 
     def _look_up(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:

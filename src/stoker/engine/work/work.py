@@ -4,8 +4,8 @@ An exception becomes a ``Failure`` in place of the value, and is raised when an 
 is handed out.
 
 A cache is one of the operations of the first segment. Misses (``fetcher``) go through the
-operations before the cache one by one, which times them, are offered to the cache, and then go on
-with all. The cache also stores that a filter dropped an example.
+operations before the cache one by one, are offered to the cache, and then go on with all. The cache
+also stores that a filter dropped an example.
 
 The time spent is added to ``ns``, which is a segment's ``counters()``.
 """
@@ -41,7 +41,7 @@ from stoker.schedule.epoch_time import EpochTime, time_at
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import Collate
-from stoker.stages.cache import Halfway, LeftOutBefore, Miss
+from stoker.stages.cache import LeftOutBefore, Miss
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import returned_nothing
 
@@ -201,8 +201,6 @@ class Work:
                         values[i] = self._admit(value, places[i], ns)
                     elif kind is LeftOutBefore:
                         values[i] = REJECTED
-                if Halfway in map(type, values):
-                    self._go_on(values, places, ns)
         self._apply(slice(behind, None), values, places, use_keys, ns)
 
     def _apply_to_lent(
@@ -230,44 +228,22 @@ class Work:
                     values[i] = self.inputs.copy_failure(error, places[i])
         self._apply(slice(reading, None), values, places, use_keys, ns)
 
-    def _go_on(self, values: list[Any], places: Sequence[int], ns: list[int]) -> None:
-        """Take what was found at earlier places through the operations before the last one."""
-        for number, at in enumerate(self.segment.cache_ats):
-            some = [
-                i for i, each in enumerate(values) if type(each) is Halfway and each.place == number
-            ]
-            if some:
-                found = [values[i].value for i in some]
-                which = slice(at, self._cache_at)
-                self._apply(which, found, [places[i] for i in some], None, ns)
-                for i, value in zip(some, found, strict=True):
-                    values[i] = value
-
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Run the operations before the cache on an example, and offer the result to the cache."""
         assert self._cache is not None
-        one, at, spent_ns = [miss.value], 0, 0
-        error: Exception | None = None
-        for number, stop in enumerate(self.segment.cache_ats):
-            start = time.perf_counter_ns()
-            self._apply(slice(at, stop), one, [place], None, ns)
-            began, at = time.perf_counter_ns(), stop
-            miss.cost_ns += began - start
-            try:
-                if type(one[0]) is Failure and one[0] is not REJECTED:
-                    break
-                if stop == self._cache_at:
-                    self.fetcher.offer(miss, one[0], lambda: self._again(miss, place))
-                elif one[0] is not REJECTED:
-                    self._cache.keep_form(miss, number, one[0])
-            except Exception as caught:
-                pass_on(caught)
-                error = error or caught
-            spent_ns += time.perf_counter_ns() - began
-        ns[self._first + self._cache_at] += spent_ns
-        if error is not None:
+        one = [miss.value]
+        self._apply(slice(self._cache_at), one, [place], None, ns)
+        if type(one[0]) is Failure and one[0] is not REJECTED:
+            return one[0]
+        start = time.perf_counter_ns()
+        try:
+            self.fetcher.offer(miss, one[0], lambda: self._again(miss, place))
+        except Exception as error:
+            pass_on(error)
             # Nothing may skip it: once the cache is full, it would not even be noticed.
             return Failure(self.inputs.error(self._cache.name, error, place))
+        finally:
+            ns[self._first + self._cache_at] += time.perf_counter_ns() - start
         return one[0]
 
     def _again(self, miss: Miss, place: int) -> tuple[Any, bool]:
@@ -416,8 +392,8 @@ class Work:
         return self.segment.batch.collate(examples)
 
 
-# Examples on their way to the cache, from it, or left out there.
-_UNFINISHED = frozenset({Miss, Halfway, LeftOutBefore})
+# Examples on their way to the cache, or left out there.
+_UNFINISHED = frozenset({Miss, LeftOutBefore})
 
 
 def _prepare(

@@ -79,8 +79,6 @@ class KeptExamples(CachedDataset):
             identity=identity,
             describes=f"{type(dataset).__name__} of {len(dataset)}",
             examples=len(dataset),
-            admit="first",
-            on_damage="rebuild",
         )
         with warnings.catch_warnings():
             # Another run has made it with another size; or it is smaller than was planned.
@@ -120,7 +118,7 @@ class KeptExamples(CachedDataset):
                 found[at], name = value, names[at]
                 with contextlib.suppress(CacheError):
                     if cache.takes and find_record(value) is not None:
-                        cache.offer(cache.key(Fingerprint(name), name), value, 0)
+                        cache.offer(cache.key(Fingerprint(name), name), value)
         return found
 
     def _gives_many(self) -> bool:

@@ -221,7 +221,6 @@ class PlannedBatch(Batch):
         """Raise ValueError where ranks get something else than their batches of each step."""
         for said, is_said in [
             ("uneven=True", shard.uneven),
-            ("near='cache'", shard.near),
             (str(shard.padding), shard.padding is not None),
         ]:
             if is_said:

@@ -1,11 +1,10 @@
-"""`stoker.budget`: several caches, and what they hold together never exceeds it."""
+"""Several caches in one store: what they hold together never exceeds its limit."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +66,32 @@ sizes = st.lists(st.sampled_from([0, 10, 3_000, 70_000, 200_000]), min_size=1, m
     st.sampled_from([LEAST, 3 * LEAST // 2, 4 * LEAST]),
     st.sampled_from([0, 3]),
 )
-def test_the_sum_of_all_caches_stays_within_the_budget(
+def test_the_sum_of_all_caches_stays_within_the_limit(
     datasets: list[list[int]], limit: int, workers: int
 ) -> None:
-    budget = stoker.budget(limit)
-    pipelines = [
-        stoker.from_dataset(Sized(name, each), seed=0).cache(budget).workers(workers)
-        for name, each in enumerate(datasets)
-    ]
-    for _ in range(2):
-        for name, pipeline in enumerate(pipelines):
-            got = list(pipeline)
-            kept = Sized(name, datasets[name])
-            assert all(np.array_equal(a, kept[i]) for i, a in enumerate(got))
-    latest = [counted(pipeline) for pipeline in pipelines]
-    check_sum(latest)
-    if not latest[-1].full:
-        assert [stats.hits for stats in latest] == [len(each) for each in datasets]
+    with tempfile.TemporaryDirectory() as parent:
+        pipelines = [
+            stoker.from_dataset(Sized(name, each), seed=0)
+            .cache(limit, path=f"{parent}/store", keep=False)
+            .workers(workers)
+            for name, each in enumerate(datasets)
+        ]
+        for _ in range(2):
+            for name, pipeline in enumerate(pipelines):
+                got = list(pipeline)
+                kept = Sized(name, datasets[name])
+                assert all(np.array_equal(a, kept[i]) for i, a in enumerate(got))
+        latest = [counted(pipeline) for pipeline in pipelines]
+        check_sum(latest)
+        if not any(stats.refused for stats in latest):
+            assert [stats.hits for stats in latest] == [len(each) for each in datasets]
 
 
-def test_worker_processes_and_a_wrapped_dataset_share_it() -> None:
-    budget = stoker.budget(LEAST)
-    first = stoker.from_dataset(Sized(0, [50_000] * 30), seed=0).cache(budget)
+def test_worker_processes_and_a_wrapped_dataset_share_it(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"path": tmp_path / "store", "keep": False}
+    first = stoker.from_dataset(Sized(0, [50_000] * 30), seed=0).cache(LEAST, **where)
     first = first.workers(2, kind="process")
-    second = stoker.cached(Sized(1, [50_000] * 30), budget)
+    second = stoker.cached(Sized(1, [50_000] * 30), LEAST, **where)
     for _ in range(2):
         assert len(list(first)) == 30
         assert all(np.array_equal(second[i], Sized(1, [50_000] * 30)[i]) for i in range(30))
@@ -98,25 +99,20 @@ def test_worker_processes_and_a_wrapped_dataset_share_it() -> None:
     assert 0 < counted(first).hits < 30
 
 
-def test_a_copy_of_a_budget_is_the_same_one() -> None:
-    budget = stoker.budget("2MiB")
-    twin = pickle.loads(pickle.dumps(budget))
-    first = stoker.from_dataset(Sized(0, [100] * 5), seed=0).cache(budget).workers(0)
-    second = stoker.from_dataset(Sized(1, [100] * 4), seed=0).cache(twin).workers(0)
+def test_each_says_what_is_its_own(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"path": tmp_path / "store", "keep": False}
+    first = stoker.from_dataset(Sized(0, [100] * 5), seed=0).cache("2MiB", **where).workers(0)
+    second = stoker.from_dataset(Sized(1, [100] * 4), seed=0).cache("2MiB", **where).workers(0)
     list(first)
     list(second)
     assert counted(first).folder == counted(second).folder
     assert (counted(first).own_items, counted(second).own_items) == (5, 4)
     assert "of these, 4 (" in str(counted(second))
-    assert "budget of 2.0 MiB" in str(first)
-    where = counted(first).folder
-    other = stoker.from_dataset(Sized(0, [100] * 5)).cache(stoker.budget("2MiB")).workers(0)
-    list(other)
-    assert counted(other).folder != where
+    folder = counted(first).folder
     del first
-    assert os.path.isdir(where)
+    assert os.path.isdir(folder)
     del second
-    assert not os.path.exists(where)
+    assert not os.path.exists(folder)
 
 
 FILLS = """
@@ -131,9 +127,8 @@ class Sized:
         return np.full(3_000 + index % 7 * 20_000, (self.name * 31 + index) % 251, np.uint8)
 
 
-budget = stoker.budget("2MiB", path={path!r})
 pipelines = [
-    stoker.from_dataset(Sized(n), seed=0).cache(budget, version=str(n)).workers(2)
+    stoker.from_dataset(Sized(n), seed=0).cache("2MiB", path={path!r}, version=str(n)).workers(2)
     for n in range(2)
 ]
 streams = [iter(pipeline) for pipeline in pipelines]
@@ -167,46 +162,12 @@ def test_a_kill_leaves_the_accounts_right(tmp_path: Path) -> None:
     assert sum(own_bytes) == payload <= used <= limit == 2 << 20
 
 
-REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "path": (lambda it: it.cache(stoker.budget(LEAST), path="/tmp/x"), "path= belongs to the bud"),
-    "keep": (lambda it: it.cache(stoker.budget(LEAST), keep=True), "keep= belongs to the budget"),
-    "damage": (
-        lambda it: it.cache(stoker.budget(LEAST), on_damage="refuse"),
-        "on_damage= belongs to the budget",
-    ),
-    "worth": (lambda it: it.cache(stoker.budget(LEAST), admit="worth"), "is for a store of one"),
-    "nodes": (
-        lambda it: it.cache(
-            stoker.budget(LEAST, behind=stoker.budget(LEAST, path="/tmp/x")),
-            cluster="torchrun",
-            version="1",
-        ),
-        "behind= is for a cache on one host",
-    ),
-    "wrapped nodes": (
-        lambda it: stoker.cached([1], stoker.budget(LEAST), cluster="torchrun", version="1"),
-        "is for pipelines",
-    ),
-    "little": (lambda it: stoker.budget("10KB"), "at least 1.0 MiB"),
-    "damage of a budget": (lambda it: stoker.budget(on_damage="no"), "'rebuild' or 'refuse'"),
-    "no version": (lambda it: it.cache(stoker.budget(LEAST, path="/tmp/x")), "needs version="),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_a_budget_cannot_do_is_refused(what: str) -> None:
-    make, says = REFUSED[what]
-    with pytest.raises(ValueError, match=says):
-        make(stoker.from_dataset(Sized(0, [1])))
-
-
-def test_a_kept_budget_is_warm_in_the_next_process(tmp_path: Path) -> None:
+def test_a_kept_store_is_warm_in_the_next_process(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     body = f"""
-        budget = stoker.budget("2MiB", path={path!r})
         for n in range(2):
             each = stoker.from_arrays(np.arange(20) + n, seed=0).workers(0)
-            each = each.cache(budget, version=str(n))
+            each = each.cache("2MiB", path={path!r}, version=str(n))
             assert list(map(int, each)) == list(range(n, 20 + n))
             stats = each.stats().cache
             say(json.dumps([stats.hits, stats.own_items, stats.items]))

@@ -1,4 +1,4 @@
-"""Which node keeps which example, and the snapshot of that by which an epoch is dealt.
+"""Which node keeps which example.
 
 The method is weighted rendezvous hashing over slots with a bounded load.
 
@@ -11,26 +11,18 @@ depends on no order, and changes little when members change.)
 
 Everything is computed in integers, so that all nodes that know the same members make the same map,
 whatever their processors and libraries.
-
-A cluster's map changes as nodes come and go. An epoch is dealt by a snapshot, which is taken when
-the epoch begins and saved in the state: so each example comes once, and a resumed epoch goes on as
-it would have. (Reads use the cluster's current map: an example may have moved to another node, and
-is not lost.)
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from stoker.basics.compact_integers import check_integer
 
 # 65,536 slots: 256 KB a map, and with up to some hundred members each has hundreds of slots.
 _SLOT_BITS = 16
@@ -207,97 +199,3 @@ def _logarithms() -> _Words:
         x >>= over
         logarithm = logarithm << np.uint64(1) | over
     return np.append(logarithm, np.uint64(1 << _LOG_BITS))
-
-
-# In a state: as many as a map has slots for, eight each.
-_MOST_MEMBERS = 1 << 13
-# Characters of a name in a state: host names have at most 253.
-_MOST_NAME = 1 << 10
-
-
-class OwnersKnown(Protocol):
-    """The part of a cluster that dealing needs."""
-
-    @property
-    def node(self) -> str:
-        """The name of this process's node, whether or not it is a member."""
-        ...
-
-    def owner_map(self) -> OwnerMap:
-        """Return the current map."""
-        ...
-
-
-@dataclass(frozen=True)
-class OwnerSnapshot:
-    """A map of owners, and the node of each rank. Members are equal by name and weight.
-
-    Attributes:
-        version: the version of the map.
-        members: the name and the weight of each member, by number.
-        ranks: for each rank, the number of its node among the members; -1 if it is no member.
-    """
-
-    version: int
-    members: tuple[tuple[str, int], ...]
-    ranks: tuple[int, ...]
-
-    @staticmethod
-    def of(known: OwnerMap, ranks: tuple[int, ...]) -> OwnerSnapshot:
-        """Return the snapshot of a map, for ranks on these nodes."""
-        members = tuple((member.name, member.weight_bytes) for member in known.members)
-        return OwnerSnapshot(known.version, members, ranks)
-
-    @staticmethod
-    def from_json(saved: Any, world: int) -> OwnerSnapshot:
-        """Read the result of ``to_json``, for ``world`` ranks.
-
-        Raises KeyError, TypeError or ValueError if it is not such a result.
-        """
-        if type(saved["members"]) is not list or type(saved["ranks"]) is not list:
-            raise TypeError("members and ranks are lists")
-        if len(saved["members"]) > _MOST_MEMBERS:
-            raise ValueError(f"{len(saved['members'])} members are more than {_MOST_MEMBERS}")
-        members = tuple(
-            (_name(name), check_integer(weight, 1)) for name, weight in saved["members"]
-        )
-        names = [name for name, _ in members]
-        if names != sorted(set(names)):
-            raise ValueError("members are not in the order of their names")
-        if len(saved["ranks"]) != world:
-            raise ValueError(f"{len(saved['ranks'])} ranks are not {world}")
-        ranks = tuple(check_integer(node, -1, len(members) - 1) for node in saved["ranks"])
-        return OwnerSnapshot(check_integer(saved["version"]), members, ranks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return this, ready for JSON."""
-        members = [list(member) for member in self.members]
-        return {"version": self.version, "members": members, "ranks": list(self.ranks)}
-
-    @property
-    def digest(self) -> int:
-        """A hash of this snapshot: above 0, in 56 bits."""
-        text = json.dumps(self.to_json(), sort_keys=True).encode()
-        # 56 bits: ranks compare it, and its negative, as int64.
-        return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
-
-    @cached_property
-    def nodes(self) -> npt.NDArray[np.int64]:
-        """``ranks`` as an array."""
-        return np.array(self.ranks, np.int64)
-
-    def owners(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Return the numbers of the members that own examples, in their order."""
-        return _map_of(self.members, self.version).owners(indices)
-
-
-@lru_cache(maxsize=2)
-def _map_of(members: tuple[tuple[str, int], ...], version: int) -> OwnerMap:
-    """Return the map; cached, because epochs in a row mostly have the same."""
-    return OwnerMap.of((Member(name, "", weight) for name, weight in members), version)
-
-
-def _name(name: Any) -> str:
-    if type(name) is not str or not 0 < len(name) <= _MOST_NAME:
-        raise TypeError("a member has a name")
-    return name

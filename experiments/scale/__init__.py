@@ -1,1 +1,0 @@
-"""Simulation of a cache over many nodes."""

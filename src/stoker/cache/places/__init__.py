@@ -1,1 +1,0 @@
-"""Where examples are kept when several places share one budget, and which of them."""

@@ -50,10 +50,6 @@ def few_fail(x: Any) -> Any:
     return x
 
 
-def growing(time: Any) -> int:
-    return 4 + int(4 * time.epochs)
-
-
 def halved(data: Any) -> Any:
     return data.split(0.5, seed=3)[0]
 
@@ -95,7 +91,6 @@ NEW: dict[str, Thing] = {
     "balance": {"deal": lambda p: p.shard(rank=1, world=2, balance=SIZES)},
     "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES, window=40)},
     "keys": {"batch": lambda p: p.batch(8, key=SIZES // 10)},
-    "changing batches": {"batch": lambda p: p.batch(growing)},
     "clock": {"map": lambda p: p.map(telling, clock=True)},
 }
 OLD: dict[str, Thing] = {

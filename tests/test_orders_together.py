@@ -33,7 +33,7 @@ EFFECTS: dict[str, Callable[[int], int]] = {
     "scan": lambda x: 1,
 }
 ORDERS = {"weights", "replacement", "changing weights", "order"}
-PLANS = {"tokens", "keys", "changing batches"}
+PLANS = {"tokens", "keys"}
 REFUSED = {
     **{(a, b): r"cannot follow .*: put it behind the source" for a in ORDERS for b in ORDERS - {a}},
     **{

@@ -20,7 +20,6 @@ from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
-from stoker.schedule.epoch_time import EpochTime
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
 from stoker.stages.cache import CacheStage
@@ -42,7 +41,6 @@ from stoker.stats import Stats
 U = TypeVar("U")
 Int = int | None
 Record = Mapping[str, Any] | None
-BatchSize = int | Callable[[EpochTime], int]
 On = str | int | Sequence[str | int] | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -395,19 +393,19 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def batch(
-        self: Pipeline[Rows], n: BatchSize, *, drop_last: bool = False, collate: None = None,
+        self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None,
         late: int = 0, replay: Record = None,
     ) -> Pipeline[Rows]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: Callable[[list[T]], U],
+        self, n: int, *, drop_last: bool = False, collate: Callable[[list[T]], U],
         late: int = 0, replay: Record = None,
     ) -> Pipeline[U]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: None = None, late: int = 0,
+        self, n: int, *, drop_last: bool = False, collate: None = None, late: int = 0,
         replay: Record = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
 
@@ -430,7 +428,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def batch(
         self,
-        n: BatchSize | None = None,
+        n: Int = None,
         *,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -453,8 +451,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         become one. The arrays are yours to write into; freed memory is used again.
 
         Args:
-            n: examples in a batch; the last one of an epoch may have fewer. Or ``fn(time)``, called
-                with the ``stoker.EpochTime`` at which each batch begins; ``len()`` varies by epoch.
+            n: examples in a batch; the last one of an epoch may have fewer.
             drop_last: leave out a last batch with fewer.
             collate: called with the list of examples instead; its result is the batch.
             tokens: in place of ``n``, the most tokens in a batch. Batches are planned ahead of each
@@ -472,8 +469,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
             late: an example that is not ready when its batch is due moves on by at most so many
                 batches; another takes its place. ``replay=record()`` repeats a run exactly.
 
-        Raises ValueError for planned batches, also by ``fn``, after ``filter``, ``echo``, ``scan``
-        or ``pack`` and over streams, and when iterated for an example larger than a batch.
+        Raises ValueError for planned batches after ``filter``, ``echo``, ``scan`` or ``pack`` and
+        over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
         chain, record = self.chain.with_record(replay)

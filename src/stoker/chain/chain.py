@@ -22,7 +22,6 @@ from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
@@ -319,7 +318,7 @@ class Chain:
         A mixture counts, whose parts may be shuffled.
         """
         each = [stage.traits for stage in self.stages]
-        if self.source.has_own_order or self.sorts_examples:
+        if self.source.has_own_order or self.plans_batches:
             return True
         return any(t.shuffles or t.is_random or t.repeats for t in each)
 
@@ -412,7 +411,7 @@ class Chain:
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.sorts_examples and bool(self.echoes))
+        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone or self.plan.late is not None
 
@@ -437,14 +436,9 @@ class Chain:
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches are planned, so that epochs may differ in their number."""
+        """Whether batches are planned, so that others go together than follow each other, and
+        epochs may differ in their number."""
         return self.plan.batches is not None
-
-    @property
-    def sorts_examples(self) -> bool:
-        """Whether they are planned from sizes or keys, so that others go together than follow each
-        other."""
-        return isinstance(self.plan.batches, BatchRule)
 
     def cuts(self, epoch: int) -> PlannedCuts | None:
         """Return the batches of this rank in an epoch, where they are planned.
@@ -453,7 +447,7 @@ class Chain:
         """
         if not self.plans_batches:
             return None
-        if self.awaits_seed and self.sorts_examples:
+        if self.awaits_seed:
             raise TypeError(
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
@@ -480,7 +474,7 @@ class Chain:
 
     def most_examples(self) -> int:
         """Return the most fresh examples that this rank can have in an epoch."""
-        if not self.sorts_examples:
+        if not self.plans_batches:
             return self.source.examples(self.selection)
         # All ranks together have no more.
         return self.source.examples(self.selection.of_all_ranks())

@@ -98,14 +98,13 @@ class Cursor(Bookmark):
         return iterator
 
     def _agree_on_epoch(self, iterator: PipelineIterator[Any], *, long: bool = False) -> None:
-        """Compare what users' functions said of the epoch that has begun; an error closes it."""
+        """Compare the order that users' functions gave the epoch; an error closes it."""
         run = self._run
         assert run is not None
         try:
-            agree_epoch(self.chain, run.order_digest, run.sizes_digest, long=long)
+            agree_epoch(self.chain, run.order_digest, long=long)
         except BaseException:
             iterator.close()
-            run.ask_anew()
             raise
 
     def _agree(self, place: tuple[int, ...]) -> None:
@@ -151,8 +150,8 @@ class Cursor(Bookmark):
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
-        if not position.yielded:  # len() may have asked for them before, on one rank alone
-            chain.on_leg(position.leg).plan.ask_anew()
+        if not position.yielded:  # len() may have planned it before, on one rank alone
+            chain.on_leg(position.leg).plan.forget_planned()
         position, rest = self._start_behind(epoch, position, skip)
         owners = self._agree_owners(position)
         totals_before = self.stats().totals

@@ -56,7 +56,6 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
-from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
@@ -191,8 +190,7 @@ class EpochStreams:
             if self.padded is not None and plan.mask is not None:
                 self.mask = PaddingMask(plan.mask, self.padded)
             # Planned batches of a rank have examples of all ranks: no run of its own.
-            by_rule = isinstance(plan.batches, BatchRule)
-            is_all = by_rule and share is not None and share.world > 1
+            is_all = plan.batches is not None and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
             if plan.cache is not None and not self._setup.workers.sends(plan.segments[0]):
                 self._lookups = plan.cache.cache.batch_lookups()

@@ -1,13 +1,13 @@
-"""Batches that are planned: from sizes and keys, or by a schedule.
+"""Batches that are planned from sizes and keys.
 
-That is ``.batch(tokens=...)``, ``.batch(n, key=...)`` and ``.batch(fn)``. What is in them is
-decided by numbers alone, before anything is read, so they stand where every example of the epoch
-comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
+That is ``.batch(tokens=...)`` and ``.batch(n, key=...)``. What is in them is decided by numbers
+alone, before anything is read, so they stand where every example of the epoch comes by, once:
+behind ``.shuffle()`` and ``.shard()``, caches and maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,16 +17,13 @@ from numpy.typing import NDArray
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.echo_record import RunRecord
-from stoker.schedule.epoch_time import EpochTime
-from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, first_with
 
 # A window has at least so many places, or so many global batches' worth of them. With fewer, a
 # batch holds more padding, and more is carried on: bench/balance.py has what windows bring.
@@ -166,77 +163,18 @@ def batch_stage(
     record: RunRecord | None = None,
 ) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
-    if (callable(n) or sizing.is_given) and late:
+    if sizing.is_given and late:
         raise ValueError("batches that are planned ahead have no place for what is late: .batch(n)")
-    if callable(n):
-        if sizing.is_given:
-            raise ValueError(
-                ".batch(fn) says how many examples a batch has: leave tokens=, key= and what "
-                "belongs to them out"
-            )
-        collate = Batch.of(1, False, collate).collate
-        label = getattr(n, "__name__", type(n).__name__)
-        return ScheduledBatch(1, bool(drop_last), collate, n, label)
     if n is not None and not sizing.is_given:
         return Batch.of(n, drop_last, collate, late, record)
     sizing.check(n, drop_last)
     plain = Batch.of(1 if n is None else n, False, collate)
     asked = None if n is None else plain.n
-    return SizedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
+    return PlannedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
 
 
 @dataclass(frozen=True)
 class PlannedBatch(Batch):
-    """A stage whose batches are planned before anything is read."""
-
-    def bind(self, before: ChainView) -> Batch:
-        """Check that all examples come here, once, in an order that all ranks know."""
-        super().bind(before)
-        source = before.source
-        if not isinstance(source, IndexedSource):
-            raise ValueError(
-                f".{self.call} plans batches by the numbers of examples, and a stream has none: "
-                "use .batch(n)"
-            )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
-        )
-        if stage is not None:
-            raise ValueError(
-                f".{self.call} plans batches before anything is read, and .{stage.name} before it "
-                "decides later what comes: put an echo behind it, and leave examples out before "
-                "(.select, or from_dataset of a list of the good ones)"
-            )
-        if before.budget != RAISE:
-            raise ValueError(
-                f".{self.call} plans batches before anything is read, and on_error="
-                f"{before.budget} may leave examples out: remove on_error="
-            )
-        shard = first_with(before.stages, lambda t: t.shards)
-        if isinstance(shard, Shard):
-            self._check_shard(shard)
-        return self
-
-    def _check_shard(self, shard: Shard) -> None:
-        """Raise ValueError where ranks get something else than their batches of each step."""
-        for said, is_said in [
-            ("uneven=True", shard.uneven),
-            ("near='cache'", shard.near),
-            (str(shard.padding), shard.padding is not None),
-        ]:
-            if is_said:
-                raise ValueError(
-                    f".{self.call} gives all ranks equally many steps of about equal work: leave "
-                    f"{said} out of .shard()"
-                )
-
-    def count(self, items: int) -> int:
-        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
-        raise AssertionError("batches that are planned are counted by their plan")
-
-
-@dataclass(frozen=True)
-class SizedBatch(PlannedBatch):
     """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
 
     Attributes:
@@ -261,22 +199,59 @@ class SizedBatch(PlannedBatch):
         return f"batch({', '.join(said)})"
 
     def bind(self, before: ChainView) -> Batch:
-        """Check that ranks' examples are dealt by the plan alone."""
+        """Check that all examples come here, once, in an order that all ranks know."""
         super().bind(before)
         source = before.source
-        assert isinstance(source, IndexedSource)
-        at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
-        shard = None if at is None else before.stages[at]
-        world = shard.world if isinstance(shard, Shard) else 1
-        if at is not None:
-            stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
-            if stage is not None:
-                raise ValueError(
-                    f".{self.call} plans the batches of all ranks together: put .{stage.name} "
-                    "before .shard()"
-                )
+        if not isinstance(source, IndexedSource):
+            raise ValueError(
+                f".{self.call} plans batches by the numbers of examples, and a stream has none: "
+                "use .batch(n)"
+            )
+        stage = first_with(
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
+        )
+        if stage is not None:
+            raise ValueError(
+                f".{self.call} plans batches before anything is read, and .{stage.name} before it "
+                "decides later what comes: put an echo behind it, and leave examples out before "
+                "(.select, or from_dataset of a list of the good ones)"
+            )
+        if before.budget != RAISE:
+            raise ValueError(
+                f".{self.call} plans batches before anything is read, and on_error="
+                f"{before.budget} may leave examples out: remove on_error="
+            )
+        world = self._check_shard(before.stages)
         rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)
         return replace(self, rule=rule, n=typical)
+
+    def _check_shard(self, before: Sequence[ChainStage]) -> int:
+        """Return the number of ranks.
+
+        Raises ValueError where these get something else than their batches of each step.
+        """
+        at = next((i for i, stage in enumerate(before) if stage.traits.shards), None)
+        shard = None if at is None else before[at]
+        if at is None or not isinstance(shard, Shard):
+            return 1
+        for said, is_said in [
+            ("uneven=True", shard.uneven),
+            ("near='cache'", shard.near),
+            (str(shard.padding), shard.padding is not None),
+            ("balance=", shard.balance is not None),
+        ]:
+            if is_said:
+                raise ValueError(
+                    f".{self.call} gives all ranks equally many steps of about equal work: leave "
+                    f"{said} out of .shard()"
+                )
+        stage = first_with(before[at + 1 :], lambda t: t.selects)
+        if stage is not None:
+            raise ValueError(
+                f".{self.call} plans the batches of all ranks together: put .{stage.name} "
+                "before .shard()"
+            )
+        return shard.world
 
     @property
     def size(self) -> int | list[int]:
@@ -299,13 +274,9 @@ class SizedBatch(PlannedBatch):
         rule, typical = sizing.rule(asked, rule.sizes, rule.keys, examples, world)
         return replace(self, sizing=sizing, asked=asked, rule=rule, n=typical)
 
-    def _check_shard(self, shard: Shard) -> None:
-        super()._check_shard(shard)
-        if shard.balance is not None:
-            raise ValueError(
-                f".{self.call} gives all ranks equally many steps of about equal work: leave "
-                "balance= out of .shard()"
-            )
+    def count(self, items: int) -> int:
+        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
+        raise AssertionError("batches that are planned are counted by their plan")
 
     def lower(self, to: EnginePlan) -> None:
         assert self.rule is not None
@@ -332,56 +303,3 @@ class SizedBatch(PlannedBatch):
         return (
             f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
         )
-
-
-@dataclass(frozen=True)
-class ScheduledBatch(PlannedBatch):
-    """The stage ``.batch(fn)``.
-
-    Attributes:
-        n: how many examples the first batch of all has.
-        fn: says how many one has, by the time at which it begins; None in workers, which are sent
-            what belongs into their batches.
-        label: its name.
-    """
-
-    fn: Callable[[EpochTime], Any] | None = None
-    label: str = ""
-
-    @property
-    def call(self) -> str:
-        return f"batch({self.label})"
-
-    def rows_at(self, time: EpochTime) -> int:
-        """Return how many examples the batch has that begins there.
-
-        Raises StageError where the function fails, or returns no such number.
-        """
-        assert self.fn is not None
-        with by_user(self.call):
-            rows = self.fn(time)
-            if not is_whole_number(rows):
-                raise TypeError(
-                    f"it returned {rows!r} for {time}: return a whole number, how many examples "
-                    "the batch has"
-                )
-            if rows < 1:
-                raise ValueError(f"it returned {rows} for {time}: a batch has at least one example")
-            return min(int(rows), 2**62)  # sizes are int64; no epoch has so many examples
-
-    def bind(self, before: ChainView) -> Batch:
-        """Check the same as for other planned batches; ask for the size of the first one."""
-        super().bind(before)
-        return replace(self, n=self.rows_at(EpochTime(0, 0.0)))
-
-    def lower(self, to: EnginePlan) -> None:
-        to.plan_batches(BatchSchedule(self.rows_at, self.drop_last))
-        to.batch(replace(self, fn=None, drop_last=False))
-
-    def signature(self) -> str:
-        """Return its call alone: a state tells how far its batches had come."""
-        return f"batch(fn, drop_last={self.drop_last})"
-
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say with how many examples training begins."""
-        return f"  {self.n:,} examples at the beginning"

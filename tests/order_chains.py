@@ -89,7 +89,7 @@ NEW: dict[str, Thing] = {
     },
     "order": {"order": lambda p: p.order(own, length=70)},
     "balance": {"deal": lambda p: p.shard(rank=1, world=2, balance=SIZES)},
-    "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES, window=40)},
+    "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES)},
     "keys": {"batch": lambda p: p.batch(8, key=SIZES // 10)},
     "clock": {"map": lambda p: p.map(telling, clock=True)},
 }

@@ -412,8 +412,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
     @overload
     def batch(
         self, *, tokens: int, size: Any = None, collate: Callable[[list[Any]], Any] | None = None,
-        key: Any = None, window: Int = None, multiple_of: Int = None, max_rows: Int = None,
-        padded: bool = True,
+        key: Any = None, multiple_of: Int = None, max_rows: Int = None, padded: bool = True,
     ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
@@ -423,7 +422,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         *,
         key: Any,
         collate: Callable[[list[Any]], Any] | None = None,
-        window: Int = None,
     ) -> Pipeline[Any]: ...
 
     def batch(
@@ -435,7 +433,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         tokens: Int = None,
         size: Any = None,
         key: Any = None,
-        window: Int = None,
         multiple_of: Int = None,
         max_rows: Int = None,
         padded: bool = True,
@@ -461,8 +458,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 field that has them.
             key: numbers or text ``[n]``, or a field: examples of one batch have equal keys (a
                 bucket of shapes). With ``n`` or with ``tokens``.
-            window: batches are chosen from this many consecutive examples at a time; by default
-                2,000 or 16 steps of all ranks, at most a quarter of the data.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
@@ -472,7 +467,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises ValueError for planned batches after ``filter``, ``echo``, ``scan`` or ``pack`` and
         over streams, and when iterated for an example larger than a batch.
         """
-        sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
+        sizing = Sizing(tokens, size, key, multiple_of, max_rows, padded)
         chain, record = self.chain.with_record(replay)
         stage = batch_stage(n, drop_last, collate, sizing, late, record)
         return self._derive(chain.then(stage), stage.name)

@@ -130,7 +130,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
     "rank": lambda p: p.shard(rank=1, world=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
-    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1, window=60),
+    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
     "numbered": lambda p: p.numbered("id").batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").batch(8),
     "first ones": lambda p: p.take(50).batch(8),

@@ -62,7 +62,6 @@ class Sizing:
     tokens: Any = None
     size: Any = None
     key: Any = None
-    window: Any = None
     multiple_of: Any = None
     max_rows: Any = None
     padded: Any = True
@@ -71,7 +70,7 @@ class Sizing:
     def is_given(self) -> bool:
         """Whether any was given."""
         return any(value is not None for value in (self.tokens, self.size, self.key)) or (
-            (self.window, self.multiple_of, self.max_rows, self.padded) != (None, None, None, True)
+            (self.multiple_of, self.max_rows, self.padded) != (None, None, True)
         )
 
     def without_arrays(self) -> Sizing:
@@ -96,8 +95,7 @@ class Sizing:
             )
         if self.tokens is None and self.key is None:
             raise ValueError(
-                ".batch(n) plans nothing ahead: window=, multiple_of=, max_rows= and padded= are "
-                "for tokens=, and window= for key="
+                ".batch(n) plans nothing ahead: multiple_of=, max_rows= and padded= are for tokens="
             )
         if self.tokens is None and (self.multiple_of, self.max_rows, self.padded) != (
             None,
@@ -116,7 +114,7 @@ class Sizing:
             raise TypeError(f".batch() takes padded=True or False, not {self.padded!r}")
         if self.multiple_of is not None and not self.padded:
             raise ValueError(".batch(padded=False) pads nothing: remove multiple_of=")
-        for name in ("tokens", "window", "multiple_of", "max_rows"):
+        for name in ("tokens", "multiple_of", "max_rows"):
             value = getattr(self, name)
             if value is not None and not is_whole_number(value):
                 raise TypeError(f".batch() takes {name}= as a whole number, not {value!r}")
@@ -147,8 +145,6 @@ class Sizing:
         step = world * typical
         window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
         window = min(window, max(examples // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
-        if self.window is not None:
-            window = int(self.window)
         most = None if self.max_rows is None else int(self.max_rows)
         rule = BatchRule(budget, sizes, keys, bool(self.padded), multiple_of, most, window)
         return rule, typical
@@ -190,7 +186,7 @@ class PlannedBatch(Batch):
     @property
     def call(self) -> str:
         sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
-        for name in ("tokens", "size", "key", "window", "multiple_of", "max_rows"):
+        for name in ("tokens", "size", "key", "multiple_of", "max_rows"):
             value = getattr(sizing, name)
             if value is not None:
                 is_short = isinstance(value, (str, int, np.integer))
@@ -255,22 +251,19 @@ class PlannedBatch(Batch):
 
     @property
     def size(self) -> int | list[int]:
-        """The budget, ``multiple_of=``, ``max_rows=`` and ``window=``; 0 for what is not given."""
+        """The budget, ``multiple_of=`` and ``max_rows=``, 0 for what is not given; then a 0."""
         sizing, rule = self.sizing, self.rule
         assert rule is not None
-        given = sizing.multiple_of, sizing.max_rows, sizing.window
-        return [rule.budget, *(int(each or 0) for each in given)]
+        return [rule.budget, int(sizing.multiple_of or 0), int(sizing.max_rows or 0), 0]
 
     def of_size(self, size: Any, world: int, examples: int) -> Batch:
         rule = self.rule
         assert rule is not None
-        budget, *others = (check_integer(each) for each in size)
-        multiple_of, max_rows, window = (each or None for each in others)
+        budget, multiple_of, max_rows, _ = (check_integer(each) for each in size)
         asked = None if self.asked is None else check_integer(budget, 1)
         tokens = check_integer(budget, 1) if asked is None else None
-        sizing = replace(
-            self.sizing, tokens=tokens, multiple_of=multiple_of, max_rows=max_rows, window=window
-        )
+        limits = {"multiple_of": multiple_of or None, "max_rows": max_rows or None}
+        sizing = replace(self.sizing, tokens=tokens, **limits)
         rule, typical = sizing.rule(asked, rule.sizes, rule.keys, examples, world)
         return replace(self, sizing=sizing, asked=asked, rule=rule, n=typical)
 
@@ -293,7 +286,7 @@ class PlannedBatch(Batch):
         what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
             f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows}, window={self.sizing.window})"
+            f"max_rows={rule.max_rows}, window=None)"
         )
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

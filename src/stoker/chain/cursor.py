@@ -20,7 +20,6 @@ from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
-from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
@@ -84,7 +83,6 @@ class Cursor(Bookmark):
         self._kept_workers = KeptWorkers()
         self._before_iter: _Before | None = None
         self._skip = 0  # outputs of the next epoch to skip, from its beginning
-        self._has_looked = False  # for learning-rate schedulers that echoing disturbs
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in a loaded one; closes a live iterator."""
@@ -142,7 +140,6 @@ class Cursor(Bookmark):
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
         """Start an epoch of the data, or go on in a loaded one."""
-        self._look_at_schedulers()
         self._measure()
         chain = self.chain
         skip, self._skip = self._skip, 0
@@ -265,14 +262,6 @@ class Cursor(Bookmark):
         items = plan.items_of_first(self.chain.examples(epoch))
         moment = record.carried_pool(0, epoch, items)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
-
-    def _look_at_schedulers(self) -> None:
-        """After the first whole epoch with echoing, warn once of schedulers that it disturbs."""
-        run = self._run
-        whole = run is not None and run.complete and run.leg is None
-        if not self._has_looked and run is not None and whole and self.chain.echoes:
-            self._has_looked = True
-            warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 
     def _note_start(
         self,

@@ -135,7 +135,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         mask: str | None = None,
         balance: Any = None,
         cost: Callable[[Any], Any] | None = None,
-        env: bool = False,
     ) -> Pipeline[T]:
         """Give this process its part of every epoch: disjoint parts of equal length.
 
@@ -164,13 +163,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 ``shuffle`` before it.
             cost: called once with these numbers, as an array; returns what examples cost, such as
                 ``lambda n: n + n * n / 4096``.
-            env: without a process group, take rank and world from the variables of torchrun, srun
-                or mpirun.
 
         Raises ValueError on a loader, for a launcher with several processes but no process group,
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
-        shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
+        shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims)
         return self._then(shard.padded(pad, mask).balanced(balance, cost))
 
     def select(self, which: Any) -> Pipeline[T]:

@@ -21,7 +21,6 @@ Results::
     select(mask)             1,000,000         1        0.3         35      0.1
     select(mask), shuffle    1,000,000         1       33.7        519      7.7
     shuffle(weights)         1,000,000         7       36.2        981     11.0
-    weights, replacement     1,000,000         5        2.3        846     10.5
     order(list)              1,000,000         0        4.9          4      4.1
     mix, shuffle             1,000,000         1       33.3         37     13.0
     mix(fn), shuffle         1,000,000         0       30.8         93     15.0
@@ -32,7 +31,6 @@ Results::
     select(mask)           100,000,000        19        0.4         34     13.4
     select(mask), shuffle  100,000,000        28       45.0        453     16.9
     shuffle(weights)       100,000,000       176        5.7      1,949     32.5
-    weights, replacement   100,000,000       141        3.1      1,133     32.2
     order(list)            100,000,000         0    1,181.7          4    400.1
     mix, shuffle           100,000,000         1       11.2        105      5.2
     mix(fn), shuffle       100,000,000         1       12.5        107      4.8
@@ -42,7 +40,7 @@ Results::
 - ``select(mask)`` without a shuffle finds neighbours together; behind one it looks each place up.
 - ``mix(fn)`` has weights that change: its 128 pieces are planned when the epoch begins.
 - torch's ``WeightedRandomSampler`` refuses more than 2^24 weights, and so has no row of 10^8.
-- Its draws are independent, as those with ``replacement``; none of torch's samplers draws evenly.
+- Its draws are independent; none of torch's samplers draws evenly.
 - Above 2^20 examples a permutation is computed as it is used; below, it takes 8 bytes each.
 """
 
@@ -132,10 +130,6 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[int, Any], Order]]] = {
     "shuffle(weights)": (
         weights,
         lambda n, given: of_stoker(lambda p: p.shuffle(weights=given), n),
-    ),
-    "weights, replacement": (
-        weights,
-        lambda n, given: of_stoker(lambda p: p.shuffle(weights=given, replacement=True), n),
     ),
     "order(list)": (
         lambda n: np.arange(n)[::-1],

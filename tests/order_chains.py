@@ -81,7 +81,6 @@ NEW: dict[str, Thing] = {
     "select": {"choose": lambda p: p.select(np.arange(N) % 3 > 0)},
     "split": {"choose": halved},
     "weights": {"order": lambda p: p.shuffle(weights=1 + np.arange(N) % 4)},
-    "replacement": {"order": lambda p: p.shuffle(weights=SIZES, replacement=True)},
     "changing weights": {
         "order": lambda p: p.shuffle(
             weights=lambda epoch: (np.arange(N) + epoch) % 3 + 0.5, num_samples=60

@@ -78,7 +78,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         block: int | bool | None = None,
         weights: Any = None,
         num_samples: Int = None,
-        replacement: bool = False,
     ) -> Pipeline[T]:
         """Draw a new order every epoch.
 
@@ -93,12 +92,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 as often as its share of the epoch, rounded down or up, in every epoch. Copied,
                 unless it is read-only, as a memory map is.
             num_samples: with weights, the examples in an epoch; by default those of the source.
-            replacement: with weights, draw each example independently, as torch does.
 
         Raises TypeError or ValueError for other weights; ValueError after ``echo`` or ``batch``,
         after another ``shuffle`` or ``order``, with weights also after ``shard``, and on a loader.
         """
-        return self._then(shuffle_of(buffer, block, weights, num_samples, replacement))
+        return self._then(shuffle_of(buffer, block, weights, num_samples))
 
     def order(
         self, fn: Callable[[int, np.random.Generator], Any], length: Int = None

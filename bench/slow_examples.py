@@ -219,9 +219,9 @@ def main() -> None:
             seconds = times_s(shape, 160 if arguments.quick else COUNT)
             rows: Any = Unequal(seconds)
 
-            def made(late: int = 0, replay: Any = None, rows: Any = rows) -> stoker.Pipeline:
+            def made(late: int = 0, rows: Any = rows) -> stoker.Pipeline:
                 data = stoker.from_dataset(rows, seed=0).shuffle()
-                return data.batch(GROUP, late=late, replay=replay).workers(WORKERS)
+                return data.batch(GROUP, late=late).workers(WORKERS)
 
             first = made(2)
             epoch_s(first)
@@ -238,7 +238,7 @@ def main() -> None:
             cases: dict[str, Callable[[], float]] = {
                 IN_ORDER: lambda: epoch_s(made()),
                 LATE: lambda: epoch_s(made(2)),
-                REPLAYED: lambda: epoch_s(made(2, record)),  # noqa: B023
+                REPLAYED: lambda: epoch_s(made(2).replay(record)),  # noqa: B023
                 TORCH: partial(epoch_s, in_order),
                 UNORDERED: partial(epoch_s, unordered),
             }

@@ -137,17 +137,13 @@ def echoed(
     augment_batches: Part | None = None,
     batch_size: int,
     pool_batches: int,
-    replay: dict[str, Any] | None = None,
 ) -> stoker.Pipeline:
     """Add echo, augmentation and batching to prepared examples, in the arm's order.
 
-    Whole batches are augmented by `augment_batches`, if that is given. With `replay` an echo
-    repeats what it decided in a run on record.
+    Whole batches are augmented by `augment_batches`, if that is given.
     """
 
     def echo(p: stoker.Pipeline, items: int) -> stoker.Pipeline:
-        if replay is not None:
-            return p.echo("auto", replay=replay)
         most = arm.most_uses if arm.follows else None
         return p.echo(arm.factor, max_factor=most, pool=items)
 

@@ -286,7 +286,7 @@ def test_an_adaptive_echo_may_stand_behind() -> None:
             seen = {x for ids in train for x in ids.tolist()}
             assert seen == {*range(120)}
         record = train.record()
-        replayed = TOKENS.batched(TOKENS.begun()).echo(replay=record)
+        replayed = TOKENS.batched(TOKENS.begun()).echo().replay(record)
         assert {x for ids in replayed for x in ids.tolist()} == {*range(120)}
 
 

@@ -179,10 +179,7 @@ class ExactClock:
         if not self._arm.follows:
             return None
         empty = feed(self._workload, self._arm, self._seed).record()
-        echo = EchoRecord(
-            self._max_factor, DEFAULT_MIN_DISTANCE, self._size, self._group, self._epochs
-        )
-        return encode(empty["seed"], empty["pipeline"], {0: echo})
+        return encode(empty["seed"], empty["pipeline"], {0: EchoRecord(self._size, self._epochs)})
 
     def _fixed(self, epoch: int) -> Iterator[Step]:
         if not self._arm.echoes:

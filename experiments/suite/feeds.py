@@ -28,14 +28,12 @@ def feed(
     *,
     read_s: float = 0.0,
     took_s: list[float] | None = None,
-    replay: dict[str, Any] | None = None,
 ) -> stoker.Pipeline:
     """Build what an arm trains on: the same stream for the same seed, however long a read sleeps.
 
     Args:
         read_s: seconds that a batch takes to be read.
         took_s: gets the seconds that each example of a pipeline did take to be read.
-        replay: what an adaptive echo decided in the run that is repeated.
     """
     recipe = workload.recipe
     pooled = pool_batches(workload, arm)
@@ -43,10 +41,9 @@ def feed(
         return stoker.echo(
             _loader(workload, seed, read_s),
             arm.factor,
-            pool=None if replay else pooled,
+            pool=pooled,
             transform=workload.transform(arm.transform_name) if arm.transform else None,
             repeats_only=arm.repeats_only,
-            replay=replay,
             seed=seed,
         )
     sleeping = _Sleeping(workload.train, read_s * READERS / recipe.batch_size, took_s)
@@ -57,7 +54,6 @@ def feed(
         augment=lambda p: p.random_map(workload.augment),
         batch_size=recipe.batch_size,
         pool_batches=pooled,
-        replay=replay,
     )
 
 

@@ -44,7 +44,8 @@ def trained_run(
     """
     learner = _Learner(workload, seed)
     optimizer = workload.optimizer(learner.network, learning_rate)
-    pipeline = feed(workload, arm, seed, replay=replay)
+    pipeline = feed(workload, arm, seed)
+    pipeline = pipeline if replay is None else pipeline.replay(replay)
     counts = Counts(workload.recipe)
     steps = workload.recipe.budget_fresh / workload.recipe.batch_size
     tested_from = 0 if part == "test" else workload.recipe.evaluations - _FINAL_TESTS

@@ -40,7 +40,6 @@ from stoker.stats import Stats
 
 U = TypeVar("U")
 Int = int | None
-Record = Mapping[str, Any] | None
 On = str | int | Sequence[str | int] | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -389,19 +388,18 @@ class Pipeline(DataLoaderApi, Generic[T]):
     @overload
     def batch(
         self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None,
-        late: int = 0, replay: Record = None,
+        late: int = 0,
     ) -> Pipeline[Rows]: ...  # fmt: skip
 
     @overload
     def batch(
         self, n: int, *, drop_last: bool = False, collate: Callable[[list[T]], U],
-        late: int = 0, replay: Record = None,
+        late: int = 0,
     ) -> Pipeline[U]: ...  # fmt: skip
 
     @overload
     def batch(
         self, n: int, *, drop_last: bool = False, collate: None = None, late: int = 0,
-        replay: Record = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
@@ -432,7 +430,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         max_rows: Int = None,
         padded: bool = True,
         late: int = 0,
-        replay: Record = None,
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n`` examples, or of ``tokens`` tokens.
 
@@ -457,15 +454,13 @@ class Pipeline(DataLoaderApi, Generic[T]):
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
             late: an example that is not ready when its batch is due moves on by at most so many
-                batches; another takes its place. ``replay=record()`` repeats a run exactly.
+                batches; another takes its place. ``record()`` returns which, for ``replay``.
 
         Raises ValueError for planned batches after ``filter``, ``echo``, ``scan`` or ``pack`` and
         over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, multiple_of, max_rows, padded)
-        chain, record = self.chain.with_record(replay)
-        stage = batch_stage(n, drop_last, collate, sizing, late, record)
-        return self._derive(chain.then(stage), stage.name)
+        return self._then(batch_stage(n, drop_last, collate, sizing, late))
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
@@ -489,7 +484,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         max_factor: int | None = None,
         min_distance: int | None = None,
         pool: int | str | None = None,
-        replay: Record = None,
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
@@ -500,7 +494,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
         While nothing fresh is ready, the least recently used item is repeated, unless it was used
         less than ``min_distance`` steps ago or ``max_factor`` times. Only without such an item the
-        consumer waits. ``record()`` returns the decisions, and ``replay=`` repeats them.
+        consumer waits. ``record()`` returns the decisions, and ``replay`` repeats them.
 
         Args:
             factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
@@ -511,16 +505,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
             pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
                 with a warning, if memory is short); by default 16 batches, or 10 % of memory.
-            replay: a result of ``record()``: repeats that run exactly, for any number of
-                workers. The arguments of "auto" and, if you give none, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
-        conflicting arguments; StateError for a damaged record.
+        conflicting arguments.
         """
-        chain, record = self.chain.with_record(replay)
-        stage = Echo.of(factor, max_factor, min_distance, pool, record)
-        chain = chain if stage is None else chain.then(stage)
-        return self._derive(chain, stage.name if stage else "echo(1)")
+        stage = Echo.of(factor, max_factor, min_distance, pool)
+        return self._derive(self.chain, "echo(1)") if stage is None else self._then(stage)
 
     def cache(
         self,
@@ -657,10 +647,22 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")``, or ``.batch(late=)``, decided so far, ready for JSON.
 
-        ``replay=record`` there, in the same chain with the same seed, repeats the run exactly.
         Raises ValueError without either.
         """
         return self._cursor.record()
+
+    def replay(self, record: Mapping[str, Any]) -> Pipeline[T]:
+        """Repeat the run that a record is of, exactly, for any number of workers::
+
+            again = build().replay(train.record())
+
+        The sizes of pools and, if you give none, the seed are the record's. If that run was left in
+        the middle of an epoch, iteration raises StateError there; if it was resumed, load the state
+        that it went on from.
+
+        Raises StateError for a damaged record; ``iter()`` does so if it is another pipeline's.
+        """
+        return self._derive(self.chain.replaying(record), "replay(...)")
 
     def key(self, number: int) -> str:
         """Return the name of an example: ``"cat/01.jpg"``, ``"a.parquet, row 354"``.

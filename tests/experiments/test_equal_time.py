@@ -64,7 +64,7 @@ def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
     if record is not None:
         pool = cap if arm.place == "batch" else cap * BATCH
         record["pipeline"] = pipeline(pool=pool, max_factor=cap).record()["pipeline"]
-    fed = pipeline(replay=record) if record is not None else pipeline()
+    fed = pipeline(pool=pool, max_factor=cap).replay(record) if record is not None else pipeline()
     with closing(epoch_after_epoch(fed)) as batches:
         for step, items in enumerate(found.items):
             assert sorted(np.asarray(next(batches)).tolist()) == sorted(items.tolist()), step

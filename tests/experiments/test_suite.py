@@ -367,7 +367,7 @@ def test_a_pool_that_goes_on_in_the_next_epoch_is_in_the_exact_clock(place: str)
     made.recipe = replace(made.recipe, budget_fresh=3 * 205)
     timed = exact_run(made, Arm(place, "auto", 3.0), 1)
     counts = Counts(made.recipe)
-    fed = feed(made, Arm(place, "auto"), 1, replay=timed["record"])
+    fed = feed(made, Arm(place, "auto"), 1).replay(timed["record"])
     with closing(epoch_after_epoch(fed)) as batches:
         while not counts.is_over:
             next(batches)

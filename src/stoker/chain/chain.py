@@ -58,6 +58,7 @@ class Chain:
         steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
         flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
         applied: the user's stages; a stage comes before the stages that contain it.
+        record: the decisions of an earlier run that are repeated, or None.
         leg: the rest of an epoch that other ranks began; None for whole epochs. A pipeline's own
             chain never has one; the chain of a run may (``on_leg``).
     """
@@ -72,6 +73,7 @@ class Chain:
     flows: bool = False
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
@@ -158,15 +160,14 @@ class Chain:
         """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
 
-    def with_record(self, replay: Mapping[str, Any] | None) -> tuple[Chain, RunRecord | None]:
-        """Return this with the seed of a record, unless the user gave one, and the record.
+    def replaying(self, record: Any) -> Chain:
+        """Return this with the decisions of a run, and with its seed unless the user gave one.
 
         Raises StateError for a damaged record.
         """
-        if replay is None:
-            return self, None
-        record = read_record(replay, self.most_items())
-        return (self.with_seed(record.seed) if self.is_seed_drawn else self), record
+        read = read_record(record, self.most_items())
+        chain = self.with_seed(read.seed) if self.is_seed_drawn else self
+        return replace(chain, record=read)
 
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
@@ -352,7 +353,7 @@ class Chain:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
         late = self.plan.late
         by = '.echo("auto")' if self.follows_clock else None
-        if late is not None and late.batch.record is None:
+        if late is not None and self.record is None:
             by = f".{late.batch.call}"
         if by is not None:
             raise ValueError(
@@ -363,7 +364,7 @@ class Chain:
     @property
     def follows_clock(self) -> bool:
         """Whether an echo in it decides by the items that are ready."""
-        return any(echo.follows_clock for echo in self.echoes)
+        return self.record is None and any(echo.is_adaptive for echo in self.echoes)
 
     @property
     def is_batched(self) -> bool:
@@ -569,6 +570,8 @@ class Chain:
 
         Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
         """
+        if self.record is not None:
+            self.record.check_fits(self.seed, self.signature())
         self._check_ranks()
         for stage in self.stages:
             stage.begin(self)

@@ -171,6 +171,7 @@ class Cursor(Bookmark):
             self._carry,
             self._kept_workers,
             owners,
+            chain.record,
         )
         self._carry = {}
         run = Run(setup)
@@ -256,11 +257,12 @@ class Cursor(Bookmark):
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""
-        plan = self.chain.plan
-        if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
+        plan, record = self.chain.plan, self.chain.record
+        if not plan.carries_pool or record is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(0, epoch, items)
+        point = plan.echoes[0]
+        moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _note_start(

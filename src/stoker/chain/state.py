@@ -156,12 +156,14 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         _note_drawn(state, by)
         fit = _schema(state, by)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
+        on_record = {} if chain.record is None else chain.record.echoes
+        held = {**sizes, **{at: PoolSize(echo.size) for at, echo in on_record.items()}}
         loaded = Loaded(
             by,
             rank,
             theirs,
             check_integer(state["epoch"]),
-            position(state, fit, sizes),
+            position(state, fit, held),
             sizes,
             Clock(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,

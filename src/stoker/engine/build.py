@@ -55,6 +55,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
@@ -86,6 +87,7 @@ class EpochSetup:
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
         owners: the ownership snapshot that decides which rank gets which example; None if examples
             are not dealt by locality.
+        record: the decisions of an earlier run that are repeated, or None.
     """
 
     plan: Plan
@@ -102,6 +104,7 @@ class EpochSetup:
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
     owners: OwnerSnapshot | None = None
+    record: RunRecord | None = None
 
 
 class EpochStreams:
@@ -135,7 +138,7 @@ class EpochStreams:
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(
             setup.plan, setup.seed, setup.epoch, setup.sizes, setup.autotuner, setup.ranks,
-            self.skip_log, setup.steps,
+            self.skip_log, setup.steps, setup.record,
         )  # fmt: skip
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
@@ -211,7 +214,9 @@ class EpochStreams:
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case LatePoint():
-                    self._stream = self.late = LateStream(part, self.segments[-1], self._epoch)
+                    self._stream = self.late = LateStream(
+                        part, self.segments[-1], self._epoch, self._setup.record
+                    )
                 case PackPoint():
                     leg, begun = plan.selection.leg, None
                     if leg is not None and leg.offsets:

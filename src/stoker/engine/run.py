@@ -435,7 +435,7 @@ class Run:
         for feed in self._pools.following:
             if feed.has_started:
                 pool = feed.pool
-                echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
+                echo = EchoRecord(pool.size, {})
                 carry = adaptive.pack(feed.carried) if feed.carried else None
                 codes = bytes(pool.codes)
                 decision = Decisions(self._setup.epoch, pool.first_step, codes, carry)

@@ -109,6 +109,11 @@ class ChainView(ChainOfSource, Protocol):
         ...
 
     @property
+    def follows_clock(self) -> bool:
+        """Whether an echo in it decides by the items that are ready."""
+        ...
+
+    @property
     def has_workers(self) -> bool: ...
     def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""

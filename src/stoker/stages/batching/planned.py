@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
@@ -150,19 +149,12 @@ class Sizing:
         return rule, typical
 
 
-def batch_stage(
-    n: Any,
-    drop_last: Any,
-    collate: Any,
-    sizing: Sizing,
-    late: Any = 0,
-    record: RunRecord | None = None,
-) -> Batch:
+def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing, late: Any = 0) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
     if sizing.is_given and late:
         raise ValueError("batches that are planned ahead have no place for what is late: .batch(n)")
     if n is not None and not sizing.is_given:
-        return Batch.of(n, drop_last, collate, late, record)
+        return Batch.of(n, drop_last, collate, late)
     sizing.check(n, drop_last)
     plain = Batch.of(1 if n is None else n, False, collate)
     asked = None if n is None else plain.n

@@ -614,7 +614,7 @@ class Stats:
 
 _SUMS = (
     "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
-    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes", "stuck_threads",
+    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes",
     "stuck_processes", "late_examples",
 )  # fmt: skip
 

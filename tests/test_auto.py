@@ -1126,7 +1126,7 @@ def test_a_record_repeats_epochs_bit_for_bit(point: str) -> None:
         with pytest.raises(stoker.StateError, match=r"no epoch 3; it has 0, 1, 2") as caught:
             list(again)
         assert "\n" not in str(caught.value)
-    again = slow(24, point, auto(max_factor=3)).replay(json.dumps(record))
+    again = slow(24, point, auto(max_factor=3)).replay(record)
     again.set_epoch(2)
     assert stream(again) == found[2]
 

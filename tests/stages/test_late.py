@@ -299,7 +299,7 @@ def test_other_ranks_cannot_go_on_with_it() -> None:
     ("build", "message"),
     [
         (lambda: numbers().batch(4, late=-1), "number of batches"),
-        (lambda: numbers(6).batch(2, key=[0] * 6, late=1), "planned ahead"),
+        (lambda: numbers(6).batch(2, key=[0] * 6, late=1), "planned ahead"),  # type: ignore[call-overload]
         (lambda: numbers().filter(bool).batch(4, late=1), "waits for each"),
         (lambda: numbers().map(int, on_error=1).batch(4, late=1), "waits for each"),
         (lambda: numbers().echo(2).batch(4, late=1), "decides on numbers alone"),

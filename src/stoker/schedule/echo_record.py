@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -215,11 +214,6 @@ def decode(record: Any, uses: int | None) -> RunRecord:
 
     Raises StateError if it is something else, or damaged.
     """
-    if isinstance(record, str):
-        try:
-            record = json.loads(record)
-        except (ValueError, RecursionError) as error:
-            raise StateError(f"this is no record of a stoker run: {error}") from error
     if not isinstance(record, Mapping) or "echoes" not in record:
         raise StateError("this is no record of a stoker run (pipeline.record() makes one)")
     if record.get("format") != FORMAT:

@@ -65,7 +65,7 @@ KINDS: dict[str, Callable[[stoker.Pipeline, int], stoker.Pipeline]] = {
     "plain": lambda train, each: train.random_map(drawing).batch(each),
     "echo": lambda train, each: train.echo(2, pool=96).random_map(drawing).batch(each),
     "tokens": lambda train, each: train.random_map(drawing).batch(
-        tokens=12 * each, size=np.arange(EXAMPLES) % 23 + 1, window=200
+        tokens=12 * each, size=np.arange(EXAMPLES) % 23 + 1
     ),
     "pack": lambda train, each: (
         train.random_map(document).pack(LENGTH).random_map(with_draws).batch(each)

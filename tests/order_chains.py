@@ -50,10 +50,6 @@ def few_fail(x: Any) -> Any:
     return x
 
 
-def growing(time: Any) -> int:
-    return 4 + int(4 * time.epochs)
-
-
 def halved(data: Any) -> Any:
     return data.split(0.5, seed=3)[0]
 
@@ -85,7 +81,6 @@ NEW: dict[str, Thing] = {
     "select": {"choose": lambda p: p.select(np.arange(N) % 3 > 0)},
     "split": {"choose": halved},
     "weights": {"order": lambda p: p.shuffle(weights=1 + np.arange(N) % 4)},
-    "replacement": {"order": lambda p: p.shuffle(weights=SIZES, replacement=True)},
     "changing weights": {
         "order": lambda p: p.shuffle(
             weights=lambda epoch: (np.arange(N) + epoch) % 3 + 0.5, num_samples=60
@@ -93,9 +88,8 @@ NEW: dict[str, Thing] = {
     },
     "order": {"order": lambda p: p.order(own, length=70)},
     "balance": {"deal": lambda p: p.shard(rank=1, world=2, balance=SIZES)},
-    "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES, window=40)},
+    "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES)},
     "keys": {"batch": lambda p: p.batch(8, key=SIZES // 10)},
-    "changing batches": {"batch": lambda p: p.batch(growing)},
     "clock": {"map": lambda p: p.map(telling, clock=True)},
 }
 OLD: dict[str, Thing] = {

@@ -266,8 +266,8 @@ def assert_apart(
 
 def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
     """Return how many fresh items each step of an epoch took, as far as is decided."""
-    echo = decode(pipeline.record(), None).echoes[0]
-    return [min(code, echo.group) for code in echo.epochs[epoch].codes]
+    (point,), echo = pipeline.chain.plan.echoes, decode(pipeline.record(), None).echoes[0]
+    return [min(code, point.group) for code in echo.epochs[epoch].codes]
 
 
 def assert_carried(
@@ -376,29 +376,26 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "min_distance of a loader's": (
         lambda: stoker.echo([0], "auto", min_distance=0), ValueError, "at least 2"
     ),
-    "replay with min_distance": (
-        lambda: chain().echo(min_distance=8, replay=sound_record()), ValueError, "leave them out"
+    "replay with another min_distance": (
+        lambda: iter(chain().echo(min_distance=9).batch(2).replay(sound_record())),
+        stoker.StateError, "another pipeline",
     ),
     "replay of a fixed factor": (
-        lambda: chain().echo(2, replay=sound_record()), ValueError, r'\.echo\("auto"\)'
-    ),
-    "replay with a pool": (
-        lambda: chain().echo(pool=9, replay=sound_record()), ValueError, "leave them out"
-    ),
-    "replay with max_factor": (
-        lambda: chain().echo(max_factor=4, replay=sound_record()), ValueError, "leave them out"
+        lambda: iter(chain().echo(2).batch(2).replay(sound_record())),
+        stoker.StateError, "another pipeline",
     ),
     "autos": (lambda: chain().echo("autos"), TypeError, "'autos'"),
-    "no record": (lambda: chain().echo(replay={"epochs": 3}), stoker.StateError, "no record"),
+    "no record": (lambda: chain().replay({"epochs": 3}), stoker.StateError, "no record"),
     "a damaged record": (
-        lambda: chain().echo(replay={**sound_record(), "echoes": {"0": {}}}),
+        lambda: chain().replay({**sound_record(), "echoes": {"0": {}}}),
         stoker.StateError, "damaged",
     ),
     "a record of another format": (
-        lambda: chain().echo(replay={**sound_record(), "format": 9}), stoker.StateError, "format 9"
+        lambda: chain().replay({**sound_record(), "format": 9}), stoker.StateError, "format 9"
     ),
-    "a record of fewer echoes": (
-        lambda: chain().echo(2).echo(replay=sound_record()), stoker.StateError, "no decisions"
+    "a record of nothing yet": (
+        lambda: iter(chain().echo().replay(chain().echo().record())),
+        stoker.StateError, "no epoch 0; it has none",
     ),
     "no workers": (
         lambda: iter(chain().echo().batch(2).workers(0)), ValueError, r"\.workers\(0\)"
@@ -473,7 +470,7 @@ def test_by_default_8_uses_are_the_most_only_before_augmentation() -> None:
             assert f"echo(auto, max_factor={most})" in str(pipeline)
     train = raised[0]
     batches = [batch.tolist() for batch in train]
-    replayed = chain.echo(replay=train.record()).random_map(jitter).batch(4)
+    replayed = chain.echo().random_map(jitter).batch(4).replay(train.record())
     assert [batch.tolist() for batch in replayed] == batches
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         same[0].load_state_dict(train.state_dict())
@@ -568,9 +565,9 @@ def test_arrays_that_are_gathered_or_bare(behind: bool) -> None:
 def test_batches_larger_than_a_byte_can_count(batch: int) -> None:
     length = 4 * batch + 7
 
-    def build(**options: Any) -> stoker.Pipeline:
+    def build() -> stoker.Pipeline:
         chain = stoker.from_arrays(np.arange(length), seed=0).shuffle()
-        return chain.echo(**options).batch(batch).workers(1)
+        return chain.echo().batch(batch).workers(1)
 
     pipeline = build()
     batches, states = [], []
@@ -580,7 +577,7 @@ def test_batches_larger_than_a_byte_can_count(batch: int) -> None:
     assert_covered(batches, set(range(length)), batch=batch)
     record = through_json(pipeline.record())
     for yielded, state in enumerate(states, 1):
-        restored = build(replay=record)
+        restored = build().replay(record)
         restored.load_state_dict(state)
         assert [found.tolist() for found in restored] == batches[yielded:]
 
@@ -810,20 +807,15 @@ def test_nested_echoes_have_distances_of_their_own(echoes: tuple[int, int]) -> N
     assert len(numbers) > 1.5 * len(echoed)
 
 
-def test_a_record_has_the_distance_of_its_run() -> None:
+def test_a_record_is_of_one_distance() -> None:
     pipeline = slow(80, "before", auto(min_distance=3))
     found = stream(pipeline)
     record = through_json(pipeline.record())
-    assert record["echoes"]["0"]["min_distance"] == 3
-    assert stream(slow(80, "before", auto(replay=record))) == found
-    record["echoes"]["0"]["min_distance"] = 8  # none of that rule
+    assert stream(slow(80, "before", auto(min_distance=3)).replay(record)) == found
     with pytest.raises(stoker.StateError, match=r"another pipeline: .*min_distance=3"):
-        list(slow(80, "before", auto(replay=record)))
-    del record["echoes"]["0"]["min_distance"]
-    with pytest.raises(stoker.StateError, match="damaged"):
-        slow(80, "before", auto(replay=record))
+        list(slow(80, "before", auto()).replay(record))
     with pytest.raises(stoker.StateError, match="format 1"):
-        slow(80, "before", auto(replay={**record, "format": 1}))
+        slow(80, "before", auto()).replay({**record, "format": 1})
 
 
 # -- from epoch to epoch
@@ -842,61 +834,57 @@ def epochs_of(pipeline: stoker.Pipeline, count: int) -> tuple[list[list[Any]], l
     return found, states
 
 
-CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
-    "before": lambda **echo: slow(36, "before", auto(**echo)),
-    "after": lambda **echo: slow(38, "after", auto(**echo)),
-    "batch": lambda **echo: slow(26, "batch", auto(**echo)),
-    "processes": lambda **echo: slow(30, "before", auto(**echo), kind="process"),
-    "processes behind batches": lambda **echo: slow(30, "batch", auto(**echo), kind="process"),
-    "drop_last": lambda **echo: (
+CARRIED: dict[str, Callable[[], stoker.Pipeline]] = {
+    "before": lambda: slow(36, "before", auto()),
+    "after": lambda: slow(38, "after", auto()),
+    "batch": lambda: slow(26, "batch", auto()),
+    "processes": lambda: slow(30, "before", auto(), kind="process"),
+    "processes behind batches": lambda: slow(30, "batch", auto(), kind="process"),
+    "drop_last": lambda: (
         stoker.from_dataset(Slow(35), seed=0)
         .shuffle()
-        .echo("auto", **echo)
+        .echo("auto")
         .random_map(jitter, on="x")
         .batch(4, drop_last=True)
     ),
-    "batches, drop_last": lambda **echo: (
+    "batches, drop_last": lambda: (
         stoker.from_dataset(Slow(35), seed=0)
         .shuffle()
         .random_map(jitter, on="x")
         .batch(4, drop_last=True)
-        .echo("auto", **echo)
+        .echo("auto")
     ),
-    "a shard": lambda **echo: (
+    "a shard": lambda: (
         stoker.from_dataset(Slow(90), seed=0)
         .shard(rank=1, world=3, uneven=True)
         .shuffle()
-        .echo("auto", **echo)
+        .echo("auto")
         .random_map(jitter, on="x")
         .batch(4)
         .steps(9)
     ),
-    "steps": lambda **echo: slow(90, "before", auto(**echo)).steps(11),
-    "steps of batches": lambda **echo: slow(50, "batch", auto(**echo)).steps(7),
-    "the first of them": lambda **echo: (
+    "steps": lambda: slow(90, "before", auto()).steps(11),
+    "steps of batches": lambda: slow(50, "batch", auto()).steps(7),
+    "the first of them": lambda: (
         stoker.from_dataset(Slow(300), seed=0)
         .shuffle()
         .take(20)
-        .echo("auto", **echo)
+        .echo("auto")
         .random_map(jitter, on="x")
         .batch(4)
     ),
-    "a cache": lambda **echo: (
+    "a cache": lambda: (
         stoker.from_dataset(Slow(36), seed=0)
         .shuffle()
         .cache("4MiB", version="carried")
         .random_map(jitter, on="x")
-        .echo("auto", **echo)
+        .echo("auto")
         .batch(4)
     ),
-    "arrays": lambda **echo: (
-        stoker.from_arrays(np.arange(60), seed=0).shuffle().batch(4).echo("auto", **echo)
-    ),
-    "to a device": lambda **echo: (
-        slow(40, "before", auto(**echo)).to("cpu").random_map(shift_on_device)
-    ),
-    "processes to a device": lambda **echo: (
-        slow(26, "batch", auto(**echo), kind="process").to("cpu").random_map(shift_on_device)
+    "arrays": lambda: stoker.from_arrays(np.arange(60), seed=0).shuffle().batch(4).echo("auto"),
+    "to a device": lambda: slow(40, "before", auto()).to("cpu").random_map(shift_on_device),
+    "processes to a device": lambda: (
+        slow(26, "batch", auto(), kind="process").to("cpu").random_map(shift_on_device)
     ),
 }
 
@@ -908,12 +896,12 @@ def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) 
     record = through_json(pipeline.record())
     carried = ["carried" in epoch for epoch in record["echoes"]["0"]["epochs"].values()]
     assert carried == [False, True, True]
-    again = CARRIED[case](replay=record)
+    again = CARRIED[case]().replay(record)
     assert epochs_of(again, 3)[0] == found
     assert through_json(again.record()) == record
     for epoch, saved in enumerate(states):
         for yielded in {0, 1, 2, len(saved) // 2, len(saved) - 2, len(saved) - 1}:
-            restored = CARRIED[case](replay=record)
+            restored = CARRIED[case]().replay(record)
             restored.load_state_dict(saved[yielded])
             assert restored.state_dict() == saved[yielded]
             if restored.epoch == epoch:
@@ -1034,7 +1022,7 @@ def test_an_iterator_that_gives_nothing_leaves_the_pool_as_it_was() -> None:
     iter(pipeline).close()
     assert through_json(pipeline.state_dict()) == before
     found.append(stream(pipeline))
-    again = slow(40, "before", auto(replay=through_json(pipeline.record())))
+    again = slow(40, "before", auto()).replay(through_json(pipeline.record()))
     assert [stream(again), stream(again)] == found
 
 
@@ -1044,7 +1032,7 @@ def test_a_record_of_a_carried_pool_that_is_damaged_is_refused() -> None:
     list(pipeline)
     record = through_json(pipeline.record())
     record["echoes"]["0"]["epochs"]["1"]["carried"]["first"] = -(10**6)
-    again = slow(40, "before", auto(replay=record))
+    again = slow(40, "before", auto()).replay(record)
     list(again)
     with pytest.raises(stoker.StateError, match="the record is damaged"):
         list(again)
@@ -1132,13 +1120,13 @@ def test_a_record_repeats_epochs_bit_for_bit(point: str) -> None:
     assert len({str(epoch) for epoch in found}) == 3
     process = [(2, "process")] if point in ("before", "batch") else []
     for workers, kind in ((1, "thread"), (3, "thread"), *process):
-        again = slow(24, point, auto(replay=record), workers=workers, kind=kind)
+        again = slow(24, point, auto(max_factor=3), workers=workers, kind=kind).replay(record)
         assert [stream(again) for _ in range(3)] == found
         assert through_json(again.record()) == record
         with pytest.raises(stoker.StateError, match=r"no epoch 3; it has 0, 1, 2") as caught:
             list(again)
         assert "\n" not in str(caught.value)
-    again = slow(24, point, auto(replay=json.dumps(record)))
+    again = slow(24, point, auto(max_factor=3)).replay(record)
     again.set_epoch(2)
     assert stream(again) == found[2]
 
@@ -1158,31 +1146,33 @@ def test_a_record_repeats_any_epoch(
     size = None if pool is None else pool * group
     found, record = live(length, point, 1, batch=batch, pool=size, workers=3)
     kind = "process" if process else "thread"
-    again = slow(length, point, auto(replay=record), batch=batch, workers=1, kind=kind)
+    again = slow(length, point, auto(max_factor=3), batch=batch, workers=1, kind=kind).replay(
+        record
+    )
     assert [stream(again)] == found
 
 
 @pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve", "two"])
 def test_a_record_repeats_every_source(source: str) -> None:
-    def build(**options: Any) -> stoker.Pipeline:
+    def build() -> stoker.Pipeline:
         if source == "loader":
-            return stoker.from_loader(Batches(12), seed=0).echo(**options).random_map(scale_batch)
+            return stoker.from_loader(Batches(12), seed=0).echo().random_map(scale_batch)
         if source == "device":
-            return stoker.from_loader(Batches(12), seed=0).to("cpu").echo(**options)
+            return stoker.from_loader(Batches(12), seed=0).to("cpu").echo()
         if source == "arrays":
-            return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo(**options).batch(4)
+            return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo().batch(4)
         if source == "two":
-            chain = stoker.from_dataset(Slow(40), seed=0).echo(**options)
-            return chain.random_map(jitter, on="x").batch(4).echo(**options)
+            chain = stoker.from_dataset(Slow(40), seed=0).echo()
+            return chain.random_map(jitter, on="x").batch(4).echo()
         if source == "sieve":
             data = stoker.from_dataset(Slow(60), seed=0).shuffle().filter(Keep(3, 0), on="id")
-            return data.echo(**options).random_map(jitter, on="x").batch(4)
-        chain = stoker.from_iterable(Stream(40), seed=0).shuffle(buffer=9).echo(**options)
+            return data.echo().random_map(jitter, on="x").batch(4)
+        chain = stoker.from_iterable(Stream(40), seed=0).shuffle(buffer=9).echo()
         return chain.random_map(jitter, on="x").batch(4).workers(2)
 
     pipeline = build()
     found = [stream(pipeline) for _ in range(2)]
-    again = build(replay=through_json(pipeline.record()))
+    again = build().replay(through_json(pipeline.record()))
     assert [stream(again) for _ in range(2)] == found
 
 
@@ -1208,10 +1198,10 @@ def lingering(x: Any, rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("point", [*POINTS, "lingering"])
 def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(point: str) -> None:
-    def build(**options: Any) -> stoker.Pipeline:
+    def build() -> stoker.Pipeline:
         if point != "lingering":
-            return slow(80, point, auto(**options), workers=3)
-        chain = stoker.from_dataset(Slow(80), seed=0).echo(**options)
+            return slow(80, point, auto(), workers=3)
+        chain = stoker.from_dataset(Slow(80), seed=0).echo()
         return chain.random_map(lingering, on="x").batch(4).workers(3)
 
     pipeline = build()
@@ -1226,9 +1216,9 @@ def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(poin
         assert decided >= 5
         rest: list[list[int]] = []
         with leaving_nothing():
-            again = iter(build(replay=record))
+            again = iter(build().replay(record))
             assert [frozen(next(again)) for _ in range(5)] == found
-            says = rf"ends at batch {decided}, .*without replay="
+            says = rf"ends at batch {decided}, .*without .replay"
             with pytest.raises(stoker.StateError, match=says) as caught:
                 collect(again, rest)
             assert "\n" not in str(caught.value)
@@ -1237,16 +1227,17 @@ def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(poin
         assert len(rest) == decided - 5  # all that is on record
 
 
+THREE = auto(max_factor=3)
 OTHERS: dict[str, tuple[Any, str]] = {
-    "batch size": (lambda r: slow(30, "before", auto(replay=r), batch=5), "another pipeline|not 5"),
-    "length": (lambda r: slow(31, "before", auto(replay=r)), "another pipeline"),
-    "place": (lambda r: slow(30, "after", auto(replay=r)), "another pipeline"),
+    "batch size": (lambda: slow(30, "before", THREE, batch=5), "another pipeline|not 5"),
+    "length": (lambda: slow(31, "before", THREE), "another pipeline"),
+    "place": (lambda: slow(30, "after", THREE), "another pipeline"),
     "order": (
-        lambda r: built(stoker.from_dataset(Slow(30), seed=0), "before", auto(replay=r)),
+        lambda: built(stoker.from_dataset(Slow(30), seed=0), "before", THREE),
         "another pipeline",
     ),
     "seed": (
-        lambda r: built(stoker.from_dataset(Slow(30), seed=1).shuffle(), "before", auto(replay=r)),
+        lambda: built(stoker.from_dataset(Slow(30), seed=1).shuffle(), "before", THREE),
         "its seed is 0, this pipeline's is 1",
     ),
 }
@@ -1257,7 +1248,7 @@ def test_a_record_of_another_run_is_refused(what: str) -> None:
     build, says = OTHERS[what]
     _, record = live(30, "before", 1)
     with leaving_nothing():
-        pipeline = build(record)
+        pipeline = build().replay(record)
         with pytest.raises(stoker.StateError, match=says) as caught:
             list(pipeline)
         assert "\n" not in str(caught.value)
@@ -1265,12 +1256,12 @@ def test_a_record_of_another_run_is_refused(what: str) -> None:
 
 
 def test_a_drawn_seed_comes_with_the_record() -> None:
-    def build(**options: Any) -> stoker.Pipeline:
-        return built(stoker.from_dataset(Slow(30)).shuffle(), "before", auto(**options))
+    def build() -> stoker.Pipeline:
+        return built(stoker.from_dataset(Slow(30)).shuffle(), "before", auto())
 
     pipeline = build()
     found = stream(pipeline)
-    again = build(replay=through_json(pipeline.record()))
+    again = build().replay(through_json(pipeline.record()))
     assert again.seed == pipeline.seed
     assert stream(again) == found
 
@@ -1288,7 +1279,7 @@ def test_saved_before_every_batch_the_tail_is_the_same_with_the_record(point: st
     following = stream(pipeline)
     record = through_json(pipeline.record())
     for yielded, state in enumerate(states):
-        restored = slow(18, point, auto(replay=record), workers=1 + yielded % 2)
+        restored = slow(18, point, auto(), workers=1 + yielded % 2).replay(record)
         restored.load_state_dict(state)
         assert restored.epoch == 0
         assert restored.state_dict() == state
@@ -1300,16 +1291,16 @@ def test_saved_before_every_batch_the_tail_is_the_same_with_the_record(point: st
 @pytest.mark.parametrize("point", ["before", "device"])
 def test_the_check_that_users_can_run_passes_a_replay(point: str) -> None:
     ((found,), record) = live(16, point, 1)
-    checked = testing.check_resume(lambda: slow(16, point, auto(replay=record)))
+    checked = testing.check_resume(lambda: slow(16, point, auto(max_factor=3)).replay(record))
     assert checked == len(found)
 
 
 @pytest.mark.parametrize("fixed", [(), ("before",), ("batch",)])
 def test_tails_agree_behind_filters_and_beside_other_echoes(fixed: tuple[str, ...]) -> None:
-    def build(**options: Any) -> stoker.Pipeline:
+    def build() -> stoker.Pipeline:
         chain = stoker.from_dataset(Slow(45), seed=3).shuffle().filter(Keep(3, 1), on="id")
         chain = chain.echo(2) if "before" in fixed else chain
-        chain = chain.map(halve, on="x").echo(**options).random_map(jitter, on="x").batch(4)
+        chain = chain.map(halve, on="x").echo().random_map(jitter, on="x").batch(4)
         chain = chain.echo(1.5) if "batch" in fixed else chain
         return chain.workers(2)
 
@@ -1321,7 +1312,7 @@ def test_tails_agree_behind_filters_and_beside_other_echoes(fixed: tuple[str, ..
             states.append(through_json(pipeline.state_dict()))
         record = through_json(pipeline.record())
         for yielded in range(1, len(whole) + 1, 5):
-            restored = build(replay=record)
+            restored = build().replay(record)
             restored.load_state_dict(states[yielded - 1])
             assert stream(restored) == whole[yielded:]
 
@@ -1349,7 +1340,7 @@ def test_restored_without_a_record_it_goes_on_and_covers_every_example(
         tail = used(restored)
         assert_covered(taken[:yielded] + tail, expected, point=point)
         # What was decided there, with the state it went on from, repeats the tail.
-        again = build(replay=through_json(restored.record()))
+        again = build().replay(through_json(restored.record()))
         again.load_state_dict(states[yielded - 1])
         assert used(again) == tail
 
@@ -1363,7 +1354,7 @@ def test_a_run_that_went_on_from_a_state_has_one_record_of_the_whole_epoch() -> 
         state = through_json(pipeline.state_dict())
     pipeline.load_state_dict(state)
     found += stream(pipeline)
-    assert stream(slow(60, "before", auto(replay=through_json(pipeline.record())))) == found
+    assert stream(slow(60, "before", auto()).replay(through_json(pipeline.record()))) == found
 
 
 def test_a_record_from_the_middle_is_refused_at_the_beginning() -> None:
@@ -1377,7 +1368,7 @@ def test_a_record_from_the_middle_is_refused_at_the_beginning() -> None:
     with iter(second) as iterator:
         next(iterator)
         record = through_json(second.record())
-    again = slow(600, "before", auto(replay=record), batch=2)
+    again = slow(600, "before", auto(), batch=2).replay(record)
     with pytest.raises(stoker.StateError, match=r"begins at batch 64.*load the state") as caught:
         list(again)
     assert "\n" not in str(caught.value)
@@ -1514,7 +1505,7 @@ def test_saved_within_steps_the_rest_of_them_is_left() -> None:
         states.append(through_json(pipeline.state_dict()))
     record = through_json(pipeline.record())
     for yielded, state in enumerate(states, 1):
-        restored = slow(60, "before", auto(replay=record)).steps(8)
+        restored = slow(60, "before", auto()).replay(record).steps(8)
         restored.load_state_dict(state)
         if yielded == 8:
             assert restored.epoch == 1
@@ -1654,7 +1645,7 @@ def test_an_epoch_that_was_left_early_counts_for_what_it_gave() -> None:
 )
 def test_a_consumer_that_writes_into_its_batches_harms_nobody(point: str, kind: str) -> None:
     found, record = live(40, point, 1, kind=kind)
-    again = slow(40, point, auto(replay=record), kind=kind)
+    again = slow(40, point, auto(max_factor=3), kind=kind).replay(record)
     spoilt = []
     for batch in again:
         spoilt.append(frozen(batch))

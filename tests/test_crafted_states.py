@@ -296,7 +296,7 @@ def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
         at = at[step]
     at[path[-1]] = other(at[path[-1]], data.draw)
     with bounded(), small_pools_allowed(), contextlib.suppress(stoker.StateError):
-        pipeline = going_on(replay=record).workers(0)
+        pipeline = going_on(max_factor=3).replay(record).workers(0)
         for _ in range(2):
             assert sum(1 for _ in itertools.islice(pipeline, 1000)) <= 100
 
@@ -313,7 +313,7 @@ def test_a_crafted_record(data: st.DataObject) -> None:
     with bounded(), small_pools_allowed():
         found = 0
         with contextlib.suppress(stoker.StateError):
-            pipeline = followed(replay=record).workers(0)
+            pipeline = followed(max_factor=3, pool=20).replay(record).workers(0)
             found = sum(1 for _ in itertools.islice(pipeline, 1000))
         assert found <= 3 * 90 // 4 + 1
 

@@ -87,8 +87,6 @@ def plans_of(draw: st.DrawFn, case: Case, legs: int) -> list[tuple[Case, int]]:
         if draw(st.booleans()):
             what = "n" if "n" in sizing else "tokens"
             sizing |= {what: draw(st.integers(1, 12) if what == "n" else st.integers(64, 300))}
-        if draw(st.booleans()):
-            sizing["window"] = draw(st.integers(1, 150))
         found.append((replace(case, sizing=sizing), draw(st.sampled_from(WORLDS))))
     return found
 
@@ -193,12 +191,12 @@ def test_mixtures_go_on_with_what_no_step_had(
 
 
 LENGTHS = np.arange(200) % 9 + 1
-TOKENS = Case(LENGTHS, None, {"tokens": 40, "window": 60})
+TOKENS = Case(LENGTHS, None, {"tokens": 40})
 
 
 def test_the_log_names_the_plans(caplog: pytest.LogCaptureFixture) -> None:
     state = Ranks(TOKENS, 4, None, 2).state
-    for sizing in ({"tokens": 30, "window": 60}, {"tokens": 40, "window": 50}):
+    for sizing in ({"tokens": 30}, {"tokens": 40, "max_rows": 9}):
         other = replace(TOKENS, sizing=sizing)
         pipeline(other, 0, 4).load_state_dict(state)
     assert "with batches of 30 instead of 40" in caplog.messages[0]
@@ -212,7 +210,7 @@ def test_orders_by_a_function_go_on_and_resume_on_ranks() -> None:
         train = stoker.from_arrays(np.arange(200), seed=1)
         train = train.order(lambda epoch, rng: np.roll(np.arange(200), first))
         train = train.shard(rank=rank, world=world).random_map(drawing)
-        return train.batch(tokens=40, size=LENGTHS, window=60)
+        return train.batch(tokens=40, size=LENGTHS)
 
     train = build(0, 4)
     with iter(train) as batches:

@@ -234,9 +234,9 @@ def test_states_of_one_fit_the_other_where_the_source_is_not_compared(built: Bui
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
-    def auto(**replayed: Any) -> stoker.Pipeline[Any]:
+    def auto() -> stoker.Pipeline[Any]:
         table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
-        table = table.apply(stoker_lmdb.Dedup(key_of)).echo(**replayed)
+        table = table.apply(stoker_lmdb.Dedup(key_of)).echo()
         return table.apply(stoker_lmdb.Doubled(1)).random_map(noisy, on=1).batch(3).steps(5)
 
     train = auto().workers(workers)
@@ -244,10 +244,10 @@ def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
         found = [next(batches) for _ in range(2)]
         state = through_json(train.state_dict())
         found += batches
-    again = auto(replay=train.record()).workers(0)
+    again = auto().replay(train.record()).workers(0)
     whole = stream(again)
     assert len(whole) == len(found) == 5
-    again = auto(replay=train.record()).workers(0)
+    again = auto().replay(train.record()).workers(0)
     again.load_state_dict(state)
     assert stream(again) == whole[2:]
 

@@ -154,7 +154,7 @@ ORDER: Mistakes = [
     (lambda: p().shuffle(1000), "needs none to be shuffled as a whole: .shuffle()"),
     (lambda: p().shuffle(weights=[1, 2]), "2 weights, and the source has 24 examples"),
     (lambda: p().shuffle(weights=[-1] * 24), "the weight of example 0 is -1.0"),
-    (lambda: p().shuffle(replacement=True), "need weights="),
+    (lambda: p().shuffle(num_samples=5), "needs weights="),
     (lambda: p().split([0.8, 0.2]), "such as .split(0.8, 0.2), not [0.8, 0.2]"),
     (lambda: p().split(80, 20), "lies between 0 and 1, not 80"),
     (lambda: p().split(0.8, 0.3), "are 1 together, not 1.1"),

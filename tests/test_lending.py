@@ -72,9 +72,9 @@ def write_all(example: Any) -> Any:
     return example
 
 
-def chain(fns: Any, declared: bool, factor: Any, end: str, seed: int, **echo: Any) -> Any:
+def chain(fns: Any, declared: bool, factor: Any, end: str, seed: int) -> Any:
     p: Any = stoker.from_dataset(Rows(9), seed=seed).shuffle()
-    p = p.echo(**echo) if echo else p.echo(factor, pool=8)
+    p = p.echo(factor, pool=8)
     for fn in fns:
         p = p.random_map(DECLARED.get(fn, fn) if declared else fn, on="x")
     if end == "written":
@@ -127,7 +127,7 @@ def test_the_same_stream_behind_an_echo_that_follows_the_stall(end: str) -> None
     fns = [grown, view, overwritten]
     lent = chain(fns, True, "auto", end, 5)
     found = consumed(lent)
-    replayed = chain(fns, False, None, end, 5, replay=lent.record())
+    replayed = chain(fns, False, "auto", end, 5).replay(lent.record())
     alike(consumed(replayed), found)
 
 

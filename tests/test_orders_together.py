@@ -32,8 +32,8 @@ EFFECTS: dict[str, Callable[[int], int]] = {
     "skips": lambda x: x % 17 != 3,
     "scan": lambda x: 1,
 }
-ORDERS = {"weights", "replacement", "changing weights", "order"}
-PLANS = {"tokens", "keys", "changing batches"}
+ORDERS = {"weights", "changing weights", "order"}
+PLANS = {"tokens", "keys"}
 REFUSED = {
     **{(a, b): r"cannot follow .*: put it behind the source" for a in ORDERS for b in ORDERS - {a}},
     **{

@@ -56,7 +56,7 @@ KINDS: dict[str, Any] = {
     "mixture": mixture,
     "weighted": lambda n: stoker.from_arrays(np.arange(n), seed=7).shuffle(weights=weights(n)),
     "drawn": lambda n: stoker.from_arrays(np.arange(n), seed=7).shuffle(
-        weights=weights(n), num_samples=n - 3, replacement=True
+        weights=weights(n), num_samples=n - 3
     ),
     "own": lambda n: stoker.from_arrays(np.arange(n), seed=7).order(backwards(n), length=n),
     "selected": lambda n: (

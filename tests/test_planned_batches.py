@@ -72,8 +72,6 @@ def cases(draw: st.DrawFn) -> Case:
             sizing["max_rows"] = draw(st.integers(1, 9))
         if sizing["padded"] and draw(st.booleans()):
             sizing["multiple_of"] = draw(st.sampled_from([1, 4, 8]))
-    if draw(st.booleans()):
-        sizing["window"] = draw(st.integers(1, 150))
     return Case(lengths, chosen, sizing)
 
 
@@ -132,7 +130,7 @@ def test_a_resume_at_every_batch_goes_on_exactly(
 
 
 LENGTHS = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 120), 200).astype(int) + 1
-TOKENS = Case(LENGTHS, None, {"tokens": 400, "window": 50})
+TOKENS = Case(LENGTHS, None, {"tokens": 400})
 KEYED = Case(LENGTHS, LENGTHS // 32, {"n": 8})
 
 BEHIND: dict[str, Build] = {
@@ -226,7 +224,7 @@ def test_mixtures_are_planned_over_all_parts() -> None:
         a = stoker.from_arrays(np.arange(80)).shuffle()
         b = stoker.from_arrays(np.arange(80, 120)).shuffle()
         mixed = stoker.mix({a: 2, b: 1}, seed=3).shard(rank=rank, world=world)
-        return mixed.batch(tokens=400, size=LENGTHS, window=40)
+        return mixed.batch(tokens=400, size=LENGTHS)
 
     for epoch in range(2):
         found = []
@@ -288,7 +286,7 @@ def test_an_adaptive_echo_may_stand_behind() -> None:
             seen = {x for ids in train for x in ids.tolist()}
             assert seen == {*range(120)}
         record = train.record()
-        replayed = TOKENS.batched(TOKENS.begun()).echo(replay=record)
+        replayed = TOKENS.batched(TOKENS.begun()).echo().replay(record)
         assert {x for ids in replayed for x in ids.tolist()} == {*range(120)}
 
 
@@ -373,7 +371,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
         ({"n": 3}, TypeError, "and not both"),
         ({"tokens": 0}, ValueError, "tokens= from 1"),
         ({"tokens": 3.5}, TypeError, "tokens= as a whole number"),
-        ({"window": 0}, ValueError, "window= from 1"),
+        ({"max_rows": 0}, ValueError, "max_rows= from 1"),
         ({"padded": 1}, TypeError, "padded=True or False"),
         ({"padded": False, "multiple_of": 8}, ValueError, "pads nothing"),
         ({"drop_last": True}, ValueError, "remove drop_last"),
@@ -384,7 +382,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
         ({"key": size[:7]}, ValueError, "but got 7"),
         ({"tokens": None}, TypeError, "takes the number of examples"),
         ({"n": 3, "tokens": None}, ValueError, "needs tokens="),
-        ({"n": 3, "tokens": None, "size": None, "window": 9}, ValueError, "plans nothing"),
+        ({"n": 3, "tokens": None, "size": None, "max_rows": 9}, ValueError, "plans nothing"),
         (
             {"n": 3, "tokens": None, "size": None, "key": size, "max_rows": 9},
             ValueError,
@@ -405,7 +403,7 @@ def test_a_state_of_other_sizes_is_refused() -> None:
     next(iter(saved))
     state = saved.state_dict()
     with pytest.raises(stoker.StateError, match="another pipeline"):
-        TOKENS.begun(0, 2).batch(tokens=400, size=LENGTHS + 1, window=50).load_state_dict(state)
+        TOKENS.begun(0, 2).batch(tokens=400, size=LENGTHS + 1).load_state_dict(state)
     between = TOKENS.batched(TOKENS.begun(0, 2))
     for _ in between:
         pass

@@ -112,8 +112,8 @@ TRAINED = """
     told["record"] = train.record()["echoes"]["0"]["epochs"]
 
     # And exactly so again, from the record.
-    again = data.shuffle().shard().echo(replay=train.record())
-    again = again.random_map(jitter, on="x").batch(8).workers(1)
+    again = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(1).to("cpu")
+    again = again.replay(train.record())
     told["again"] = [i for batch in again for i in batch["id"].tolist()] == told["seen"][0]
 """
 

@@ -112,7 +112,7 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
     record = train.record() if factor == "auto" else None
     again = build()
     if record is not None:
-        again = stoker.from_arrays(np.arange(N)).shuffle().echo(replay=record).batch(4)
+        again = again.replay(record)
     again.load_state_dict(saved)
     for (numbers, ages, clock), _ in zip(seen[stop:], again, strict=True):
         last = again.last

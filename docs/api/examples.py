@@ -233,7 +233,9 @@ inputs, labels = next(iter(data.batch(32).to("cpu")))
 train = data.shuffle().batch(32).echo()
 for batch in train:
     pass
-again = data.shuffle().batch(32).echo(replay=train.record())
+
+# %% stoker.Pipeline.replay
+again = data.shuffle().batch(32).echo().replay(train.record())
 
 # %% stoker.Pipeline.key
 assert stoker.from_folder("train").key(20) == "dog/0.jpg"

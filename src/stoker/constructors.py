@@ -231,7 +231,6 @@ def echo(
     on: str | int | None = None,
     repeats_only: bool = False,
     device: Any = None,
-    replay: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Pipeline[Any]:
     """Echo the batches of a loader that you keep: batch echoing.
@@ -241,7 +240,7 @@ def echo(
 
     Args:
         loader: as in ``from_loader``.
-        factor, max_factor, min_distance, pool, replay: as in ``Pipeline.echo``.
+        factor, max_factor, min_distance, pool: as in ``Pipeline.echo``.
         transform: called as ``transform(batch, rng)`` for each use: augment there. On a
             device ``rng`` is a ``torch.Generator`` of it, else a ``numpy.random.Generator``.
             ``stoker.images`` has transforms for images.
@@ -253,9 +252,7 @@ def echo(
     pipeline = from_loader(loader, seed=seed)
     if device is not None:
         pipeline = pipeline.to(device)
-    pipeline = pipeline.echo(
-        factor, max_factor=max_factor, min_distance=min_distance, pool=pool, replay=replay
-    )
+    pipeline = pipeline.echo(factor, max_factor=max_factor, min_distance=min_distance, pool=pool)
     if transform is None:
         if on is not None or repeats_only:
             raise TypeError("echo(): on= and repeats_only= say what transform= gets: give it, too")

@@ -20,7 +20,6 @@ from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
-from stoker.schedule.epoch_time import EpochTime
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
 from stoker.stages.cache import CacheStage
@@ -41,8 +40,6 @@ from stoker.stats import Stats, as_metrics
 
 U = TypeVar("U")
 Int = int | None
-Record = Mapping[str, Any] | None
-BatchSize = int | Callable[[EpochTime], int]
 On = str | int | Sequence[str | int] | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -80,7 +77,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         block: int | bool | None = None,
         weights: Any = None,
         num_samples: Int = None,
-        replacement: bool = False,
     ) -> Pipeline[T]:
         """Draw a new order every epoch.
 
@@ -95,12 +91,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 as often as its share of the epoch, rounded down or up, in every epoch. Copied,
                 unless it is read-only, as a memory map is.
             num_samples: with weights, the examples in an epoch; by default those of the source.
-            replacement: with weights, draw each example independently, as torch does.
 
         Raises TypeError or ValueError for other weights; ValueError after ``echo`` or ``batch``,
         after another ``shuffle`` or ``order``, with weights also after ``shard``, and on a loader.
         """
-        return self._then(shuffle_of(buffer, block, weights, num_samples, replacement))
+        return self._then(shuffle_of(buffer, block, weights, num_samples))
 
     def order(
         self, fn: Callable[[int, np.random.Generator], Any], length: Int = None
@@ -136,7 +131,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         mask: str | None = None,
         balance: Any = None,
         cost: Callable[[Any], Any] | None = None,
-        env: bool = False,
     ) -> Pipeline[T]:
         """Give this process its part of every epoch: disjoint parts of equal length.
 
@@ -163,13 +157,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 ``shuffle`` before it.
             cost: called once with these numbers, as an array; returns what examples cost, such as
                 ``lambda n: n + n * n / 4096``.
-            env: without a process group, take rank and world from the variables of torchrun, srun
-                or mpirun.
 
         Raises ValueError on a loader, for a launcher with several processes but no process group,
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
-        shard = Shard.of(rank, world, uneven, mesh, mesh_dims, env=env)
+        shard = Shard.of(rank, world, uneven, mesh, mesh_dims)
         return self._then(shard.padded(pad, mask).balanced(balance, cost))
 
     def select(self, which: Any) -> Pipeline[T]:
@@ -392,27 +384,25 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def batch(
-        self: Pipeline[Rows], n: BatchSize, *, drop_last: bool = False, collate: None = None,
-        late: int = 0, replay: Record = None,
+        self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None,
+        late: int = 0,
     ) -> Pipeline[Rows]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: Callable[[list[T]], U],
-        late: int = 0, replay: Record = None,
+        self, n: int, *, drop_last: bool = False, collate: Callable[[list[T]], U],
+        late: int = 0,
     ) -> Pipeline[U]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: None = None, late: int = 0,
-        replay: Record = None,
+        self, n: int, *, drop_last: bool = False, collate: None = None, late: int = 0,
     ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
     def batch(
         self, *, tokens: int, size: Any = None, collate: Callable[[list[Any]], Any] | None = None,
-        key: Any = None, window: Int = None, multiple_of: Int = None, max_rows: Int = None,
-        padded: bool = True,
+        key: Any = None, multiple_of: Int = None, max_rows: Int = None, padded: bool = True,
     ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
@@ -422,24 +412,21 @@ class Pipeline(DataLoaderApi, Generic[T]):
         *,
         key: Any,
         collate: Callable[[list[Any]], Any] | None = None,
-        window: Int = None,
     ) -> Pipeline[Any]: ...
 
     def batch(
         self,
-        n: BatchSize | None = None,
+        n: Int = None,
         *,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         tokens: Int = None,
         size: Any = None,
         key: Any = None,
-        window: Int = None,
         multiple_of: Int = None,
         max_rows: Int = None,
         padded: bool = True,
         late: int = 0,
-        replay: Record = None,
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n`` examples, or of ``tokens`` tokens.
 
@@ -450,8 +437,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         become one. The arrays are yours to write into; freed memory is used again.
 
         Args:
-            n: examples in a batch; the last one of an epoch may have fewer. Or ``fn(time)``, called
-                with the ``stoker.EpochTime`` at which each batch begins; ``len()`` varies by epoch.
+            n: examples in a batch; the last one of an epoch may have fewer.
             drop_last: leave out a last batch with fewer.
             collate: called with the list of examples instead; its result is the batch.
             tokens: in place of ``n``, the most tokens in a batch. Batches are planned ahead of each
@@ -461,21 +447,17 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 field that has them.
             key: numbers or text ``[n]``, or a field: examples of one batch have equal keys (a
                 bucket of shapes). With ``n`` or with ``tokens``.
-            window: batches are chosen from this many consecutive examples at a time; by default
-                2,000 or 16 steps of all ranks, at most a quarter of the data.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
             late: an example that is not ready when its batch is due moves on by at most so many
-                batches; another takes its place. ``replay=record()`` repeats a run exactly.
+                batches; another takes its place. ``record()`` returns which, for ``replay``.
 
-        Raises ValueError for planned batches, also by ``fn``, after ``filter``, ``echo``, ``scan``
-        or ``pack`` and over streams, and when iterated for an example larger than a batch.
+        Raises ValueError for planned batches after ``filter``, ``echo``, ``scan`` or ``pack`` and
+        over streams, and when iterated for an example larger than a batch.
         """
-        sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
-        chain, record = self.chain.with_record(replay)
-        stage = batch_stage(n, drop_last, collate, sizing, late, record)
-        return self._derive(chain.then(stage), stage.name)
+        sizing = Sizing(tokens, size, key, multiple_of, max_rows, padded)
+        return self._then(batch_stage(n, drop_last, collate, sizing, late))
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
@@ -499,7 +481,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         max_factor: int | None = None,
         min_distance: int | None = None,
         pool: int | str | None = None,
-        replay: Record = None,
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
@@ -510,7 +491,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         With ``"auto"`` the factor follows the stall. A fresh item is used as soon as it is ready.
         While nothing fresh is ready, the least recently used item is repeated, unless it was used
         less than ``min_distance`` steps ago or ``max_factor`` times. Only without such an item the
-        consumer waits. ``record()`` returns the decisions, and ``replay=`` repeats them.
+        consumer waits. ``record()`` returns the decisions, and ``replay`` repeats them.
 
         Args:
             factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
@@ -521,16 +502,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
             pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
                 with a warning, if memory is short); by default 16 batches, or 10 % of memory.
-            replay: a result of ``record()``: repeats that run exactly, for any number of
-                workers. The arguments of "auto" and, if you give none, the seed are the record's.
 
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
-        conflicting arguments; StateError for a damaged record.
+        conflicting arguments.
         """
-        chain, record = self.chain.with_record(replay)
-        stage = Echo.of(factor, max_factor, min_distance, pool, record)
-        chain = chain if stage is None else chain.then(stage)
-        return self._derive(chain, stage.name if stage else "echo(1)")
+        stage = Echo.of(factor, max_factor, min_distance, pool)
+        return self._derive(self.chain, "echo(1)") if stage is None else self._then(stage)
 
     def cache(
         self,
@@ -674,10 +651,22 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")``, or ``.batch(late=)``, decided so far, ready for JSON.
 
-        ``replay=record`` there, in the same chain with the same seed, repeats the run exactly.
         Raises ValueError without either.
         """
         return self._cursor.record()
+
+    def replay(self, record: Mapping[str, Any]) -> Pipeline[T]:
+        """Repeat the run that a record is of, exactly, for any number of workers::
+
+            again = build().replay(train.record())
+
+        The sizes of pools and, if you give none, the seed are the record's. If that run was left in
+        the middle of an epoch, iteration raises StateError there; if it was resumed, load the state
+        that it went on from.
+
+        Raises StateError for a damaged record; ``iter()`` does so if it is another pipeline's.
+        """
+        return self._derive(self.chain.replaying(record), "replay(...)")
 
     def key(self, number: int) -> str:
         """Return the name of an example: ``"cat/01.jpg"``, ``"a.parquet, row 354"``.

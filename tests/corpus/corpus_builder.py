@@ -255,9 +255,7 @@ STAGES: dict[str, Made] = {
     "shuffle_buffer": lambda p, n: p.shuffle(n),
     "shuffle_blocks": lambda p, n: p.shuffle(block=n),
     "shuffle_weights": lambda p, n: p.shuffle(weights=1 + np.arange(n) % 3),
-    "shuffle_replacement": lambda p, n, k: p.shuffle(
-        weights=1 + np.arange(n) % 3, num_samples=k, replacement=True
-    ),
+    "shuffle_some": lambda p, n, k: p.shuffle(weights=1 + np.arange(n) % 3, num_samples=k),
     "order": lambda p, n: p.order(lambda epoch, rng: rng.permutation(n)[: n // 2 + 1], n // 2 + 1),
     "shard": lambda p, rank, world, uneven: p.shard(rank=rank, world=world, uneven=uneven),
     "shard_padded": lambda p, rank, world: p.shard(rank=rank, world=world, pad=True),
@@ -358,7 +356,7 @@ def draw(number: int) -> Case:
             perhaps(1, "shuffle_blocks", rng.randrange(1, 9))
         elif how == "weights" and plain:
             if not perhaps(0.5, "shuffle_weights", n):
-                perhaps(1, "shuffle_replacement", n, rng.randrange(1, 2 * n + 1))
+                perhaps(1, "shuffle_some", n, rng.randrange(1, 2 * n + 1))
         elif how == "order" and plain:
             perhaps(1, "order", n)
         if how == "shuffle" and plain and perhaps(0.1, "balance", *rng.choice([(0, 2), (1, 2)]), n):

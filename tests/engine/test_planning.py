@@ -41,7 +41,7 @@ def _even(example: np.ndarray) -> bool:
 def _recorded() -> stoker.Pipeline:
     pipeline = _examples().echo("auto").batch(8)
     list(pipeline)
-    return _examples().echo("auto", replay=pipeline.record()).batch(8)
+    return _examples().echo("auto").batch(8).replay(pipeline.record())
 
 
 CHAINS: dict[str, Callable[[], stoker.Pipeline]] = {

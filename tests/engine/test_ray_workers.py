@@ -164,7 +164,7 @@ def test_the_stream_is_that_of_this_process_and_resumes(cluster: Any, name: str)
 
 
 @pytest.mark.parametrize(
-    "names", shortened(["order clock keys", "select balance", "split replacement tokens"], 0)
+    "names", shortened(["order clock keys", "select balance", "split weights tokens"], 0)
 )
 def test_orders_of_all_kinds_are_the_same_with_actors(cluster: Any, names: str) -> None:
     def chain() -> Any:

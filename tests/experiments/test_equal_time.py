@@ -25,7 +25,6 @@ from experiments.equal_time.schedules import NONE, EchoArm, schedule_of
 from experiments.equal_time.training import train
 from stoker.schedule.echo_record import Decisions, EchoRecord, encode
 from stoker.schedule.pools.adaptive import pack
-from stoker.stages.echo import DEFAULT_MIN_DISTANCE
 from strategies import few
 
 BATCH = 32
@@ -74,9 +73,10 @@ def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
             for epoch, codes in clock.codes.items()
             for carried in [clock.carried[epoch]]
         }
-        empty = pipeline(pool=cap * group, max_factor=cap).record()
-        echo = EchoRecord(cap, DEFAULT_MIN_DISTANCE, cap * group, group, epochs)
-        fed = pipeline(replay=encode(empty["seed"], empty["pipeline"], {0: echo}))
+        empty = pipeline(pool=cap * group, max_factor=cap)
+        made = empty.record()
+        echo = EchoRecord(cap * group, epochs)
+        fed = empty.replay(encode(made["seed"], made["pipeline"], {0: echo}))
     with closing(epoch_after_epoch(fed)) as batches:
         for step, items in enumerate(found.items):
             assert sorted(np.asarray(next(batches)).tolist()) == sorted(items.tolist()), step

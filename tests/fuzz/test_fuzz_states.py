@@ -132,13 +132,13 @@ def test_states(kind: str) -> None:
     fuzz(f"state {kind}", states(kind), load, stoker.StateError, mutate=mutated_json, share=7)
 
 
-def followed(**echo: Any) -> stoker.Pipeline:
-    return source().shuffle().echo("auto", **echo).batch(4)
+def followed() -> stoker.Pipeline:
+    return source().shuffle().echo("auto", max_factor=3).batch(4)
 
 
 @functools.cache
 def recorded() -> bytes:
-    pipeline = followed(max_factor=3).workers(1)
+    pipeline = followed().workers(1)
     for _ in range(2):
         for _ in pipeline:
             pass
@@ -148,7 +148,7 @@ def recorded() -> bytes:
 @pytest.mark.filterwarnings("ignore:echo.*with a pool of")  # the record says so
 def test_records() -> None:
     def replay(data: bytes) -> None:
-        chain = followed(replay=json.loads(data) or {})  # None would be no record at all
+        chain = followed().replay(json.loads(data))
         for _ in range(2):
             assert sum(1 for _ in itertools.islice(chain, MOST_BATCHES)) < MOST_BATCHES
 

@@ -130,8 +130,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
     "rank": lambda p: p.shard(rank=1, world=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
-    "changing batches": lambda p: p.batch(lambda time: 4 + int(9 * time.progress)),
-    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1, window=60),
+    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
     "numbered": lambda p: p.numbered("id").batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").batch(8),
     "first ones": lambda p: p.take(50).batch(8),
@@ -183,6 +182,20 @@ def test_stats_and_print_tell_shares() -> None:
         counts.append([part.fresh_examples for part in train.stats().parts])
     assert counts == [[120, 0], [60, 60], [120, 0]]
     assert [part.epochs for part in train.stats().parts] == [300 / 70, 60 / 50]
+
+
+def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
+    now = {"share": 1.0}
+    a, b = (stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2))
+    mixed = stoker.mix({a: 1, b: lambda time: now["share"]}, seed=0)
+    planned = mixed.batch(tokens=6, size=np.ones(60, np.int64))
+    assert len(planned) == 10
+    now["share"] = 0.0
+    assert sum(x >= 100 for batch in planned for x in batch) == 0
+    now["share"] = 1 / 3
+    # What an epoch was given counts, whatever the function says of it later.
+    after = [x for _ in range(2) for batch in planned for x in batch]
+    assert sorted(x for x in after if x >= 100) == list(range(100, 130))  # none came before
 
 
 def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
@@ -244,8 +257,8 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
 
 
 def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:
-    planned = stoker.from_arrays(np.arange(40), seed=0).batch(lambda time: 4 + time.epoch % 2)
-    train = planned.repeat().steps(5)
+    data = stoker.from_arrays(np.arange(40), seed=0).shuffle()
+    train = data.batch(tokens=9, size=np.arange(40) % 9 + 1).repeat().steps(5)
     with pytest.raises(ValueError, match="more than 1,000 take too long: load a state"):
         train.set_epoch(10**9)
 

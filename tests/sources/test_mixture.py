@@ -207,12 +207,12 @@ def test_the_state_of_a_later_epoch_goes_on_in_the_parts_where_they_were() -> No
 
 
 def test_an_echo_that_follows_the_stall_is_replayed() -> None:
-    def build(**replayed: Any) -> stoker.Pipeline:
-        return shuffled_parts(2).echo(**replayed).random_map(jitter, on="x").batch(4)
+    def build() -> stoker.Pipeline:
+        return shuffled_parts(2).echo().random_map(jitter, on="x").batch(4)
 
     train = build()
     epochs = [stream(train) for _ in range(2)]
-    again = build(replay=train.record())
+    again = build().replay(train.record())
     assert [stream(again) for _ in range(2)] == epochs
 
 

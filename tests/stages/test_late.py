@@ -62,7 +62,7 @@ def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
     assert "late: 1 example" in str(train.stats())
     record = through_json(train.record())
     for again in (train.workers(3, kind="thread"), train.workers(0)):
-        replayed = numbers(14).map(Gates()).batch(4, late=2, replay=record)
+        replayed = numbers(14).map(Gates()).batch(4, late=2).replay(record)
         replayed = replayed.workers(again.chain.workers_here().count)
         assert rows(replayed) == [*first, [2, 9, 10, 11], [12, 13]]
 
@@ -90,7 +90,8 @@ def test_each_comes_once_and_a_resumed_run_is_repeated(case: dict[str, Any]) -> 
 
     def build(function: Any, replay: Any = None) -> stoker.Pipeline[Any]:
         pipeline = numbers(total).map(function)
-        return pipeline.batch(group, late=late, drop_last=case["drop_last"], replay=replay)
+        pipeline = pipeline.batch(group, late=late, drop_last=case["drop_last"])
+        return pipeline if replay is None else pipeline.replay(replay)
 
     train = build(gates).workers(3, kind="thread")
     batches, state = [], train.state_dict()
@@ -211,26 +212,26 @@ def test_a_failed_example_is_an_error_of_its_batch() -> None:
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.full
 def test_a_run_with_any_workers_is_repeated_by_others(kind: str) -> None:
-    def build(replay: Any = None) -> stoker.Pipeline[Any]:
-        return numbers(200).shuffle().map(_unequal).batch(8, late=2, replay=replay)
+    def build() -> stoker.Pipeline[Any]:
+        return numbers(200).shuffle().map(_unequal).batch(8, late=2)
 
     for _ in range(3):
         train = build().workers(3, kind=kind)
         batches = rows(train)
         assert sorted(each for batch in batches for each in batch) == list(range(200))
         record = through_json(train.record())
-        assert rows(build(record).workers(2, kind="process")) == batches
-        assert rows(build(record).workers(0)) == batches
+        assert rows(build().replay(record).workers(2, kind="process")) == batches
+        assert rows(build().replay(record).workers(0)) == batches
 
 
 def test_all_of_a_record_can_be_replayed_whatever_is_planned_ahead() -> None:
-    def build(replay: Any = None) -> stoker.Pipeline[Any]:
-        return numbers(200).batch(8, late=2, replay=replay)
+    def build() -> stoker.Pipeline[Any]:
+        return numbers(200).batch(8, late=2)
 
     train = build().workers(0)
     with iter(train) as batches:
         recorded = [next(batches).tolist() for _ in range(5)]
-    with iter(build(train.record()).workers(1, timeout_s=60)) as batches:
+    with iter(build().replay(train.record()).workers(1, timeout_s=60)) as batches:
         assert [next(batches).tolist() for _ in range(5)] == recorded
         with pytest.raises(stoker.StateError, match="the record ends at batch 5"):
             next(batches)
@@ -246,8 +247,8 @@ def _unequal(x: Any) -> Any:
 def test_the_record_of_a_resumed_run_is_replayed_from_its_own_state(workers: int) -> None:
     gates = Gates(2, 9)
 
-    def build(function: Any, replay: Any = None) -> stoker.Pipeline[Any]:
-        return numbers(24).map(function).batch(4, late=2, replay=replay)
+    def build(function: Any) -> stoker.Pipeline[Any]:
+        return numbers(24).map(function).batch(4, late=2)
 
     train = build(gates).workers(2)
     with iter(train) as batches:
@@ -261,12 +262,12 @@ def test_the_record_of_a_resumed_run_is_replayed_from_its_own_state(workers: int
         rest = [next(batches).tolist() for _ in range(3)]
         gates.open_all()
     record = through_json(resumed.record())
-    again = build(Gates(), record).workers(workers)
+    again = build(Gates()).replay(record).workers(workers)
     again.load_state_dict(state)
     with iter(again) as batches:
         assert [next(batches).tolist() for _ in range(3)] == rest
     with pytest.raises(stoker.StateError, match="the record begins at batch 1: load the state"):
-        next(iter(build(Gates(), record).workers(workers)))
+        next(iter(build(Gates()).replay(record).workers(workers)))
 
 
 def test_a_record_of_another_pipeline_is_refused() -> None:
@@ -274,14 +275,14 @@ def test_a_record_of_another_pipeline_is_refused() -> None:
     rows(train)
     record = train.record()
     with pytest.raises(stoker.StateError, match="another pipeline"):
-        rows(numbers().batch(5, late=1, replay=record))
-    again = numbers().batch(4, late=1, replay=record)
+        rows(numbers().batch(5, late=1).replay(record))
+    again = numbers().batch(4, late=1).replay(record)
     again.set_epoch(1)
     with pytest.raises(stoker.StateError, match="no epoch 1"):
         rows(again)
     record["late"]["0"]["left"] = {"2": [3]}
     with pytest.raises(stoker.StateError, match="damaged"):
-        rows(numbers().batch(4, late=1, replay=record))
+        rows(numbers().batch(4, late=1).replay(record))
 
 
 def test_other_ranks_cannot_go_on_with_it() -> None:
@@ -298,13 +299,13 @@ def test_other_ranks_cannot_go_on_with_it() -> None:
     ("build", "message"),
     [
         (lambda: numbers().batch(4, late=-1), "number of batches"),
+        (lambda: numbers(6).batch(2, key=[0] * 6, late=1), "planned ahead"),  # type: ignore[call-overload]
         (lambda: numbers().filter(bool).batch(4, late=1), "waits for each"),
         (lambda: numbers().map(int, on_error=1).batch(4, late=1), "waits for each"),
         (lambda: numbers().echo(2).batch(4, late=1), "decides on numbers alone"),
         (lambda: rows(numbers().batch(4, late=1).echo(2)), "without .batch"),
         (lambda: stoker.from_iterable([1, 2]).batch(4, late=1), "a stream has one order"),
-        (lambda: numbers().batch(lambda time: 4, late=1), "planned ahead"),
-        (lambda: numbers().batch(4, replay={}, late=0), "no record"),
+        (lambda: numbers().batch(4, late=1).replay({}), "no record"),
     ],
 )
 def test_what_it_cannot_do_is_refused(build: Any, message: str) -> None:

@@ -193,9 +193,9 @@ def test_single_sequences_resume_and_may_be_acknowledged_late() -> None:
 
 
 def test_an_echo_that_follows_the_stall_is_replayed_and_goes_on_behind_a_resume() -> None:
-    def auto(**replayed: Any) -> stoker.Pipeline:
+    def auto() -> stoker.Pipeline:
         source = stoker.from_dataset(Documents(MANY), seed=3).shuffle()
-        return source.echo(**replayed).pack(16).batch(3).steps(8)
+        return source.echo().pack(16).batch(3).steps(8)
 
     train = auto()
     with iter(train) as batches:
@@ -203,7 +203,7 @@ def test_an_echo_that_follows_the_stall_is_replayed_and_goes_on_behind_a_resume(
             next(batches)
         state = train.state_dict()
         tail = [batch.tokens.tolist() for batch in batches]
-    again = auto(replay=train.record())
+    again = auto().replay(train.record())
     again.load_state_dict(state)
     assert [batch.tokens.tolist() for batch in again] == tail
 

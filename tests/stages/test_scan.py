@@ -325,8 +325,8 @@ def test_a_resume_begins_with_a_state_of_later_than_the_beginning() -> None:
 
 
 def test_an_echo_that_follows_the_stall_is_replayed_and_goes_on_behind_a_resume() -> None:
-    def auto(**replayed: Any) -> stoker.Pipeline:
-        return distinct(source()).echo(**replayed).random_map(jittered).batch(3).steps(12)
+    def auto() -> stoker.Pipeline:
+        return distinct(source()).echo().random_map(jittered).batch(3).steps(12)
 
     train = auto()
     with iter(train) as batches:
@@ -334,7 +334,7 @@ def test_an_echo_that_follows_the_stall_is_replayed_and_goes_on_behind_a_resume(
             next(batches)
         state = train.state_dict()
         tail = [batch.tolist() for batch in batches]
-    again = auto(replay=train.record())
+    again = auto().replay(train.record())
     again.load_state_dict(state)
     assert [batch.tolist() for batch in again][: len(tail)] == tail
 

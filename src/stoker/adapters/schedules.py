@@ -6,11 +6,12 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.chain.scheduler_check import length_of
 from stoker.pipeline import Pipeline
 
 # Of a step: shares of an epoch are floating-point numbers, exact to 1e-16 of an epoch.
 _ALMOST = 1e-6
+# What says after how many steps a scheduler goes wrong; others have no such end.
+_LENGTHS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 
 
 class LrSchedule:
@@ -28,7 +29,8 @@ class LrSchedule:
         self._steps_per_epoch = steps_per_epoch
         self._start = self._now()
         self._taken = 0
-        self._length = length_of(scheduler)
+        length = _LENGTHS.get(type(scheduler).__name__, "")
+        self._length: int | None = getattr(scheduler, length, None)
 
     def step(self) -> None:
         """Step the scheduler until it matches the loop's fresh data.

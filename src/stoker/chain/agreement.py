@@ -62,39 +62,34 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     return chain.with_seed(int(answer["seed"])) if chain.is_seed_open else chain
 
 
-def agree_epoch(chain: Chain, order: str, sizes: str, *, long: bool) -> None:
-    """Compare what users' functions returned on each rank for a new epoch.
+def agree_epoch(chain: Chain, order: str, *, long: bool) -> None:
+    """Compare the order that users' functions gave a new epoch on each rank.
 
     Args:
         chain: the chain that this rank iterates over.
         order: the digest of the epoch's order, if a function decides it; else "".
-        sizes: the digest of the sizes of its batches, likewise.
         long: whether ranks may call this late, as they do within a step epoch.
 
     Raises ValueError if they differ, StokerError if a rank did not call this in time.
     """
     shard = chain.shard
     among = () if shard is None or shard.among is None else shard.among
-    group = exchange_among(among) if (order or sizes) and len(among) > 1 else None
+    group = exchange_among(among) if order and len(among) > 1 else None
     if group is None:
         return
-    claim = {"order of the epoch": order, "sizes of its batches": sizes}
-    answer = group.answer(claim, _same_epoch, chain.source.name, patience_s(long=long))
+    answer = group.answer(order, _same_order, chain.source.name, patience_s(long=long))
     if "differ" in answer:
         raise ValueError(answer["differ"])
 
 
-def _same_epoch(claims: dict[int, dict[str, str]]) -> dict[str, Any]:
-    first = next(iter(claims.values()))
-    for what in first:
-        digests = {rank: claim[what] for rank, claim in claims.items()}
-        if len(set(digests.values())) > 1:
-            return {
-                "differ": f"ranks differ in the {what} ({_name_ranks(digests)}): its function must "
-                "return the same on all ranks, whenever each calls it; gather what it depends on, "
-                "such as losses, from all of them"
-            }
-    return {}
+def _same_order(digests: dict[int, str]) -> dict[str, Any]:
+    if len(set(digests.values())) == 1:
+        return {}
+    return {
+        "differ": f"ranks differ in the order of the epoch ({_name_ranks(digests)}): its function "
+        "must return the same on all ranks, whenever each calls it; gather what it depends on, "
+        "such as losses, from all of them"
+    }
 
 
 def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
@@ -58,6 +57,7 @@ class Chain:
         steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
         flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
         applied: the user's stages; a stage comes before the stages that contain it.
+        record: the decisions of an earlier run that are repeated, or None.
         leg: the rest of an epoch that other ranks began; None for whole epochs. A pipeline's own
             chain never has one; the chain of a run may (``on_leg``).
     """
@@ -72,6 +72,7 @@ class Chain:
     flows: bool = False
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
@@ -158,15 +159,14 @@ class Chain:
         """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
 
-    def with_record(self, replay: Mapping[str, Any] | None) -> tuple[Chain, RunRecord | None]:
-        """Return this with the seed of a record, unless the user gave one, and the record.
+    def replaying(self, record: Any) -> Chain:
+        """Return this with the decisions of a run, and with its seed unless the user gave one.
 
         Raises StateError for a damaged record.
         """
-        if replay is None:
-            return self, None
-        record = read_record(replay, self.most_items())
-        return (self.with_seed(record.seed) if self.is_seed_drawn else self), record
+        read = read_record(record, self.most_items())
+        chain = self.with_seed(read.seed) if self.is_seed_drawn else self
+        return replace(chain, record=read)
 
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
@@ -318,7 +318,7 @@ class Chain:
         A mixture counts, whose parts may be shuffled.
         """
         each = [stage.traits for stage in self.stages]
-        if self.source.has_own_order or self.sorts_examples:
+        if self.source.has_own_order or self.plans_batches:
             return True
         return any(t.shuffles or t.is_random or t.repeats for t in each)
 
@@ -346,7 +346,7 @@ class Chain:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
         late = self.plan.late
         by = '.echo("auto")' if self.follows_clock else None
-        if late is not None and late.batch.record is None:
+        if late is not None and self.record is None:
             by = f".{late.batch.call}"
         if by is not None:
             raise ValueError(
@@ -357,7 +357,7 @@ class Chain:
     @property
     def follows_clock(self) -> bool:
         """Whether an echo in it decides by the items that are ready."""
-        return any(echo.follows_clock for echo in self.echoes)
+        return self.record is None and any(echo.is_adaptive for echo in self.echoes)
 
     @property
     def is_batched(self) -> bool:
@@ -405,7 +405,7 @@ class Chain:
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.sorts_examples and bool(self.echoes))
+        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone or self.plan.late is not None
 
@@ -430,14 +430,9 @@ class Chain:
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches are planned, so that epochs may differ in their number."""
+        """Whether batches are planned, so that others go together than follow each other, and
+        epochs may differ in their number."""
         return self.plan.batches is not None
-
-    @property
-    def sorts_examples(self) -> bool:
-        """Whether they are planned from sizes or keys, so that others go together than follow each
-        other."""
-        return isinstance(self.plan.batches, BatchRule)
 
     def cuts(self, epoch: int) -> PlannedCuts | None:
         """Return the batches of this rank in an epoch, where they are planned.
@@ -446,7 +441,7 @@ class Chain:
         """
         if not self.plans_batches:
             return None
-        if self.awaits_seed and self.sorts_examples:
+        if self.awaits_seed:
             raise TypeError(
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
@@ -473,7 +468,7 @@ class Chain:
 
     def most_examples(self) -> int:
         """Return the most fresh examples that this rank can have in an epoch."""
-        if not self.sorts_examples:
+        if not self.plans_batches:
             return self.source.examples(self.selection)
         # All ranks together have no more.
         return self.source.examples(self.selection.of_all_ranks())
@@ -568,6 +563,8 @@ class Chain:
 
         Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
         """
+        if self.record is not None:
+            self.record.check_fits(self.seed, self.signature())
         self._check_ranks()
         for stage in self.stages:
             stage.begin(self)

@@ -20,7 +20,6 @@ from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
-from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
@@ -83,7 +82,6 @@ class Cursor(Bookmark):
         self._kept_workers = KeptWorkers()
         self._before_iter: _Before | None = None
         self._skip = 0  # outputs of the next epoch to skip, from its beginning
-        self._has_looked = False  # for learning-rate schedulers that echoing disturbs
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in a loaded one; closes a live iterator."""
@@ -97,14 +95,13 @@ class Cursor(Bookmark):
         return iterator
 
     def _agree_on_epoch(self, iterator: PipelineIterator[Any], *, long: bool = False) -> None:
-        """Compare what users' functions said of the epoch that has begun; an error closes it."""
+        """Compare the order that users' functions gave the epoch; an error closes it."""
         run = self._run
         assert run is not None
         try:
-            agree_epoch(self.chain, run.order_digest, run.sizes_digest, long=long)
+            agree_epoch(self.chain, run.order_digest, long=long)
         except BaseException:
             iterator.close()
-            run.ask_anew()
             raise
 
     def _agree(self, place: tuple[int, ...]) -> None:
@@ -142,7 +139,6 @@ class Cursor(Bookmark):
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
         """Start an epoch of the data, or go on in a loaded one."""
-        self._look_at_schedulers()
         self._measure()
         chain = self.chain
         skip, self._skip = self._skip, 0
@@ -150,8 +146,8 @@ class Cursor(Bookmark):
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
-        if not position.yielded:  # len() may have asked for them before, on one rank alone
-            chain.on_leg(position.leg).plan.ask_anew()
+        if not position.yielded:  # len() may have planned it before, on one rank alone
+            chain.on_leg(position.leg).plan.forget_planned()
         position, rest = self._start_behind(epoch, position, skip)
         totals_before = self.stats().totals
         if not position.yielded:
@@ -172,6 +168,7 @@ class Cursor(Bookmark):
             here.sure_count(epoch),
             self._carry,
             self._kept_workers,
+            chain.record,
         )
         self._carry = {}
         run = Run(setup)
@@ -248,20 +245,13 @@ class Cursor(Bookmark):
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""
-        plan = self.chain.plan
-        if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
+        plan, record = self.chain.plan, self.chain.record
+        if not plan.carries_pool or record is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(0, epoch, items)
+        point = plan.echoes[0]
+        moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
-
-    def _look_at_schedulers(self) -> None:
-        """After the first whole epoch with echoing, warn once of schedulers that it disturbs."""
-        run = self._run
-        whole = run is not None and run.complete and run.leg is None
-        if not self._has_looked and run is not None and whole and self.chain.echoes:
-            self._has_looked = True
-            warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 
     def _note_start(
         self,

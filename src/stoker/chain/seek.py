@@ -44,7 +44,7 @@ def can_jump(chain: Chain) -> bool:
 
     That excludes streams and loaders, dropped examples, and pools.
     """
-    if chain.sorts_examples and chain.selection.calls_user:
+    if chain.plans_batches and chain.selection.calls_user:
         return False
     return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
 
@@ -202,12 +202,6 @@ def _check_leg(by: Chain) -> None:
     """Raise StateError if other ranks, or other batches, cannot go on in the middle of an epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
-    by_time = by.plans_batches and not by.sorts_examples
-    if by_time and (by.source.has_own_order or (share and share.costs is not None)):
-        raise StateError(
-            "the examples of a mixture, and those dealt with balance=, are dealt by whole batches, "
-            "and the sizes of these change"
-        )
     if share is not None:
         if selection.last != Cut() or (not share.anew and selection.between != Cut()):
             raise StateError(
@@ -270,7 +264,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     assert at is not None
     if by.plan.iterable is not None:
         return _begin_stream_leg(first), {}, 0
-    if by.sorts_examples:
+    if by.plans_batches:
         return _begin_planned_leg(first, chain), {}, 0
     was, positions = at.leg, [each.position or Position() for each in ranks]
     are_alike = first.rank is None

@@ -42,8 +42,6 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Cut
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
-from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
@@ -151,14 +149,16 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             )
         before = [check_integer(count) for count in state["before"]]
         _note_drawn(state, by)
-        fit = _schema(state, by, is_own=by is chain)
+        fit = _schema(state, by)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
+        on_record = {} if chain.record is None else chain.record.echoes
+        held = {**sizes, **{at: PoolSize(echo.size) for at, echo in on_record.items()}}
         loaded = Loaded(
             by,
             rank,
             theirs,
             check_integer(state["epoch"]),
-            position(state, fit, sizes),
+            position(state, fit, held),
             sizes,
             Clock(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,
@@ -213,7 +213,7 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     return by
 
 
-def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
+def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
     """Return the schema of a state, from the chain that saved it."""
     if "leg" in state:
         indexed = by.plan.indexed
@@ -237,7 +237,7 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
     examples = by.most_examples() if by.source.is_indexed else None
-    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, is_own, by.leg)
+    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -260,7 +260,6 @@ class StateSchema:
         examples: this rank's examples in an epoch; None over streams and loaders.
         accounts: the largest account number of a skip budget.
         steps: the most outputs of an epoch, from ``.steps(n)``; else None.
-        is_own: whether the state was saved with the same number of ranks and batch size.
         leg: the leg of the epoch, if other ranks took it over; else None.
     """
 
@@ -268,7 +267,6 @@ class StateSchema:
     examples: int | None
     accounts: int
     steps: int | None
-    is_own: bool
     leg: Leg | None = None
 
 
@@ -332,10 +330,6 @@ def position(
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
         plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
-        if isinstance(plan.batches, BatchSchedule):
-            if not fit.is_own:
-                return _of_other_batches(found, plan, examples)
-            _check_schedule(found, plan.cuts(0, epoch), plan)
         if plan.batches is not None:
             cuts = plan.cuts(check_integer(state["seed"], 0, None), epoch)
             examples, group = cuts.examples, cuts.largest
@@ -345,29 +339,6 @@ def position(
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
-
-
-def _of_other_batches(found: Position, plan: Plan, examples: int) -> Position:
-    """Check a position of ranks whose batches had other sizes, which are not known here."""
-    if plan.echoes:
-        raise StateError(
-            "the state is in the middle of an epoch, and its pool holds batches that are the "
-            "rank's own: load it with the ranks and batches that it was saved with, or change them "
-            "between epochs"
-        )
-    check_integer(found.yielded, 0, found.fresh)
-    check_integer(found.uses, found.fresh, min(found.fresh, examples))
-    return found
-
-
-def _check_schedule(found: Position, cuts: PlannedCuts, plan: Plan) -> None:
-    """Raise StateError where batches of other sizes than these lead to a position."""
-    if not plan.echoes and found.fresh != cuts.start(found.yielded):
-        raise StateError(
-            f"the state is at example {found.fresh:,} of its rank after {found.yielded:,} batches, "
-            f"which have {cuts.start(found.yielded):,} by the function of .batch(fn): give it the "
-            "one that it was saved with, or change it between epochs"
-        )
 
 
 def _order(state: dict[str, Any], plan: Plan) -> str:

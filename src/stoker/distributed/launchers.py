@@ -1,7 +1,7 @@
-"""Ranks from a launcher's environment variables: torchrun, srun, mpirun.
+"""Ranks by a launcher's environment variables: torchrun, srun, mpirun.
 
-They shard data only on request (``.shard(env=True)``): a launcher may also start processes that
-have nothing to do with each other.
+They shard no data, and only tell of other processes: a launcher may also start some that have
+nothing to do with each other.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class Launched(NamedTuple):
     Attributes:
         variable: the name of the variable that holds the number of processes.
         world: the number of processes, above 1.
-        rank: this process's number; None if the launcher sets none.
+        rank: the name of the variable that holds this process's number.
     """
 
     variable: str
     world: int
-    rank: int | None
+    rank: str
 
 
 def find_launcher() -> Launched | None:
     """Return the launcher's environment; None for a single process, or without a launcher."""
     for size, number in _SIZES.items():
-        value, rank = os.environ.get(size, "").strip(), os.environ.get(number, "").strip()
+        value = os.environ.get(size, "").strip()
         if value.isdigit():
-            known = int(rank) if rank.isdigit() else None
-            return Launched(size, int(value), known) if int(value) > 1 else None
+            return Launched(size, int(value), number) if int(value) > 1 else None
     return None

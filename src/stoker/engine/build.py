@@ -55,7 +55,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
-from stoker.schedule.sizing.batch_plan import BatchRule
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
@@ -84,6 +84,7 @@ class EpochSetup:
         length: the number of outputs in the epoch, or None if unknown.
         carried: the items of the epoch before that its pool hands on, by their numbers.
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
+        record: the decisions of an earlier run that are repeated, or None.
     """
 
     plan: Plan
@@ -99,6 +100,7 @@ class EpochSetup:
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
+    record: RunRecord | None = None
 
 
 class EpochStreams:
@@ -132,7 +134,7 @@ class EpochStreams:
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(
             setup.plan, setup.seed, setup.epoch, setup.sizes, setup.autotuner, setup.ranks,
-            self.skip_log, setup.steps,
+            self.skip_log, setup.steps, setup.record,
         )  # fmt: skip
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
@@ -187,8 +189,7 @@ class EpochStreams:
             if self.padded is not None and plan.mask is not None:
                 self.mask = PaddingMask(plan.mask, self.padded)
             # Planned batches of a rank have examples of all ranks: no run of its own.
-            by_rule = isinstance(plan.batches, BatchRule)
-            is_all = by_rule and share is not None and share.world > 1
+            is_all = plan.batches is not None and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
             if plan.cache is not None and not self._setup.workers.sends(plan.segments[0]):
                 self._lookups = plan.cache.cache.batch_lookups()
@@ -209,7 +210,9 @@ class EpochStreams:
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case LatePoint():
-                    self._stream = self.late = LateStream(part, self.segments[-1], self._epoch)
+                    self._stream = self.late = LateStream(
+                        part, self.segments[-1], self._epoch, self._setup.record
+                    )
                 case PackPoint():
                     leg, begun = plan.selection.leg, None
                     if leg is not None and leg.offsets:

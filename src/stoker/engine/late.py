@@ -24,6 +24,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
 from stoker.errors import StateError
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.late_order import LateOrder, LateRecord, Left, check_left
 
 
@@ -79,18 +80,21 @@ class LateStream(DecidingStream):
         point: the batches.
         upstream: the stream of examples.
         epoch: the epoch's number.
+        record: the decisions of an earlier run that are repeated, or None.
     """
 
     keeps = True
 
-    def __init__(self, point: LatePoint, upstream: SegmentStream, epoch: int) -> None:
+    def __init__(
+        self, point: LatePoint, upstream: SegmentStream, epoch: int, record: RunRecord | None
+    ) -> None:
         super().__init__(upstream)
         self.total = upstream.total
         assert self.total is not None
         batch = point.batch
         sizes = batch.n, batch.late, point.examples(self.total)
         self.order = LateOrder(*sizes)
-        self._record = None if batch.record is None else batch.record.late_of(epoch, *sizes)
+        self._record = None if record is None else record.late_of(epoch, *sizes)
         self.bias = LateBias()
         self._items: dict[int, Item] = {}  # read, and in no batch yet
         self._read_to = self._had_to = 0
@@ -168,7 +172,7 @@ class LateStream(DecidingStream):
                 self._check_record(order.batch)
                 raise StateError(
                     f"the record ends at batch {order.batch}, where the recorded run was left: "
-                    "without replay= the epoch goes on from there"
+                    "without .replay(record) the epoch goes on from there"
                 )
             if not self._worker_pool.inline:  # else one after another, when it is asked for
                 self._read(order.within_reach())

@@ -33,7 +33,6 @@ from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
@@ -111,18 +110,6 @@ class Run:
     def order_digest(self) -> str:
         """The digest of an order that a user's function decides; "" for other orders."""
         return self._streams.order_digest if self._plan.calls_user else ""
-
-    @property
-    def sizes_digest(self) -> str:
-        """The digest of the sizes of batches that a user's function decides; else ""."""
-        plan = self._plan
-        if not isinstance(plan.batches, BatchSchedule):
-            return ""
-        return plan.cuts(self._setup.seed, self._setup.epoch).digest
-
-    def ask_anew(self) -> None:
-        """Have users' functions say anew what the batches of the epoch are, when next asked."""
-        self._plan.ask_anew()
 
     @property
     def leg(self) -> Leg | None:
@@ -446,7 +433,7 @@ class Run:
         for feed in self._pools.following:
             if feed.has_started:
                 pool = feed.pool
-                echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
+                echo = EchoRecord(pool.size, {})
                 carry = adaptive.pack(feed.carried) if feed.carried else None
                 codes = bytes(pool.codes)
                 decision = Decisions(self._setup.epoch, pool.first_step, codes, carry)

@@ -83,11 +83,6 @@ class RankOrder:
     def __len__(self) -> int:
         return self._count
 
-    def taken(self, count: int) -> RankOrder:
-        """Leave out all but its first rows."""
-        self._count = count
-        return self
-
     def span(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the numbers at rows ``start .. stop - 1``, ``int64``; possibly a view."""
         if self._rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -14,7 +13,7 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.late_order import LateRecord
-from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
+from stoker.schedule.pools.adaptive import AdaptiveSnapshot, unpack
 
 # Raised whenever the meaning of a record changes.
 FORMAT = 2
@@ -52,7 +51,7 @@ class Decisions:
         """Raise StateError: the record has ended, though the epoch goes on."""
         raise StateError(
             f"the record of epoch {self.epoch} ends at batch {step}, where the recorded run was "
-            "left: without replay= the epoch goes on from there"
+            "left: without .replay(record) the epoch goes on from there"
         )
 
     def raise_damaged(self, step: int) -> None:
@@ -72,19 +71,14 @@ class Decisions:
 
 @dataclass(frozen=True)
 class EchoRecord:
-    """The decisions of one echo in a run, and the settings that they depend on.
+    """The decisions of one echo in a run, and what they depend on that no signature says.
 
     Attributes:
-        max_factor: how often an item is used at most.
-        min_distance: how many steps lie between two uses of an item at least.
-        size, group: items in a full pool, and in a step.
+        size: items in a full pool.
         epochs: its decisions by epoch.
     """
 
-    max_factor: int
-    min_distance: int
     size: int
-    group: int
     epochs: Mapping[int, Decisions]
 
 
@@ -140,46 +134,34 @@ class RunRecord:
 
         Raises StateError when there are none.
         """
-        epochs = self.echoes[position].epochs
+        epochs = self.echoes[position].epochs if position in self.echoes else {}
         found = epochs.get(epoch)
         if found is None:
             known = sorted(epochs)
             raise StateError(f"the record has no epoch {epoch}; it has {_list_epochs(known)}")
         return found
 
-    def echo(self, position: int, name: str) -> EchoRecord:
-        """Return the record of an echo. Raises StateError if there is none."""
-        if position not in self.echoes:
-            raise StateError(
-                f"the record has no decisions of {name}, number {position} that echoes"
-            )
-        return self.echoes[position]
-
-    def carried_pool(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
+    def carried_pool(
+        self, position: int, epoch: int, items: int, max_factor: int, group: int
+    ) -> AdaptiveSnapshot | None:
         """Return an echo's pool at the beginning of an epoch; None if it was empty.
 
         Args:
+            position, epoch: which echo, and which epoch.
             items: how many fresh items every epoch has.
+            max_factor: how often an item is used at most.
+            group: the items in a step.
 
         Raises StateError when it is not on record, or damaged.
         """
-        found, echo = self.of(position, epoch), self.echoes[position]
+        found = self.of(position, epoch)
         if found.carried is None:
             return None
-        fits = {"max_factor": echo.max_factor, "size": echo.size, "group": echo.group}
+        fits = {"max_factor": max_factor, "size": self.echoes[position].size, "group": group}
         try:
             return unpack(found.carried, **fits, items=items, earlier=epoch * items)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
-
-    def size(self, position: int, name: str, group: int) -> int:
-        """Return the size of an echo's pool. Raises StateError if batches had another size."""
-        echo = self.echo(position, name)
-        if echo.group != group:
-            raise StateError(
-                f"the record was made with {echo.group} items in a step of {name}, not {group}"
-            )
-        return echo.size
 
 
 def _list_epochs(epochs: list[int]) -> str:
@@ -208,10 +190,7 @@ def encode(
         "pipeline": pipeline,
         "echoes": {
             str(at): {
-                "max_factor": echo.max_factor,
-                "min_distance": echo.min_distance,
                 "pool": echo.size,
-                "group": echo.group,
                 "epochs": {
                     str(epoch): {
                         "first": each.first,
@@ -227,19 +206,14 @@ def encode(
     }
 
 
-def decode(record: Any, items: int | None) -> RunRecord:
+def decode(record: Any, uses: int | None) -> RunRecord:
     """Read the result of ``encode``.
 
     Args:
-        items: how many fresh items an epoch has at most; None if it is unknown.
+        uses: the most uses of an epoch's fresh items; None if it is unknown.
 
     Raises StateError if it is something else, or damaged.
     """
-    if isinstance(record, str):
-        try:
-            record = json.loads(record)
-        except (ValueError, RecursionError) as error:
-            raise StateError(f"this is no record of a stoker run: {error}") from error
     if not isinstance(record, Mapping) or "echoes" not in record:
         raise StateError("this is no record of a stoker run (pipeline.record() makes one)")
     if record.get("format") != FORMAT:
@@ -247,7 +221,7 @@ def decode(record: Any, items: int | None) -> RunRecord:
             f"the record has format {record.get('format')}; this version reads {FORMAT}"
         )
     try:
-        echoes = {int(at): _echo(echo, items) for at, echo in record["echoes"].items()}
+        echoes = {int(at): _echo(echo, uses) for at, echo in record["echoes"].items()}
         return RunRecord(
             check_integer(record["seed"], 0, None),
             _texts(record["pipeline"]),
@@ -258,13 +232,9 @@ def decode(record: Any, items: int | None) -> RunRecord:
         raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
 
 
-def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
-    most, group = (
-        check_integer(echo["max_factor"], 2, MOST_FACTOR),
-        check_integer(echo["group"], 1),
-    )
-    size = check_integer(echo["pool"], 1)
-    steps = _MOST_STEPS if items is None else most * (items + size) // group + 1
+def _echo(echo: Mapping[str, Any], uses: int | None) -> EchoRecord:
+    # A step has one use at least, and a pool hands on no more than the epoch before had.
+    steps = _MOST_STEPS if uses is None else 2 * uses + 1
     epochs = {
         int(epoch): Decisions(
             int(epoch),
@@ -274,8 +244,7 @@ def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
         )
         for epoch, each in echo["epochs"].items()
     }
-    apart = check_integer(echo["min_distance"], 2, MOST_DISTANCE)
-    return EchoRecord(most, apart, size, group, epochs)
+    return EchoRecord(check_integer(echo["pool"], 1), epochs)
 
 
 def _texts(lines: Any) -> list[str]:

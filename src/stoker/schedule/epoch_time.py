@@ -1,4 +1,4 @@
-"""The time of an example in training, for maps, batches and mixtures that change with it.
+"""The time of an example in training, for maps and mixtures that change with it.
 
 It follows from the example's own place, so it is the same on every rank, in every worker and after
 a resume, and for each use of the example.
@@ -16,7 +16,7 @@ from stoker.schedule.orders.mixed import part_bits
 class EpochTime(NamedTuple):
     """The time of an example in training: ``.map(fn, clock=True)`` gives it to ``fn``.
 
-    A function in place of a batch size, or of a weight of ``mix``, is told it of the first example.
+    A function in place of a weight of ``mix`` is told it of the first example.
     """
 
     epoch: int

@@ -140,20 +140,6 @@ def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:
     return int(_shared().at(key, ordinal, word).integers(1 << 63))
 
 
-def uniforms(key: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return an independent number in [0, 1) for each place of a key (splitmix64, 20 ns each)."""
-    x = (places + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key[0]
-    for salt in (key[1], np.uint64(0)):  # once for the key, and once more for the bits
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(0xBF58476D1CE4E5B9)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-        x += salt
-    found: NDArray[np.float64] = (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
-
-
 def mixed(key: int, ordinal: int) -> int:
     """Return 63 well-mixed bits of a key and an ordinal (splitmix64), in about a microsecond."""
     x = (key + ordinal * 0x9E3779B97F4A7C15) & _MASK

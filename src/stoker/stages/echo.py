@@ -10,7 +10,6 @@ from typing import Any
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.sources.mixture import MixtureSource
@@ -51,7 +50,6 @@ class Echo(ChainStage):
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes come before it in the chain: part of its address.
-        record: decisions of an earlier run that are replayed, or None.
         counts: how often each item is used, once it is bound; None if it follows the stall.
     """
 
@@ -61,7 +59,6 @@ class Echo(ChainStage):
     pool: int | None
     pool_bytes: int | None
     position: int = 0
-    record: RunRecord | None = None
     counts: UseCounts | None = None
     awaits_augmentation: bool = field(default=False, compare=False)
     """Whether ``max_factor`` is the default still, which a random map behind it raises."""
@@ -72,26 +69,19 @@ class Echo(ChainStage):
         max_factor: Any,
         min_distance: Any,
         pool: Any,
-        record: RunRecord | None,
     ) -> Echo | None:
         """Check the arguments of ``.echo()``; None for a factor of 1, which changes nothing."""
         size, size_bytes = _pool_size(pool)
         if factor == "auto":
-            if record is not None and any(
-                given is not None for given in (pool, max_factor, min_distance)
-            ):
-                raise ValueError(
-                    "replay= already contains pool, max_factor and min_distance: leave them out"
-                )
             most, apart = _max_factor(max_factor), _min_distance(min_distance)
-            waits = max_factor is None and record is None
-            return Echo((), most, apart, size, size_bytes, record=record, awaits_augmentation=waits)
+            waits = max_factor is None
+            return Echo((), most, apart, size, size_bytes, awaits_augmentation=waits)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
-        if any(given is not None for given in (max_factor, min_distance, record)):
-            raise ValueError('max_factor=, min_distance= and replay= go with .echo("auto")')
+        if max_factor is not None or min_distance is not None:
+            raise ValueError('max_factor= and min_distance= go with .echo("auto")')
         factors = factor if isinstance(factor, Sequence) else [factor]
         if isinstance(factor, Sequence) and len(factor) < 2:
             raise ValueError(f"{factor!r} lists factors for several parts: give a single factor")
@@ -118,13 +108,8 @@ class Echo(ChainStage):
         """True if the factor follows the stall."""
         return not self.uses
 
-    @property
-    def follows_clock(self) -> bool:
-        """True if it decides by the number of ready items, rather than by a factor or a record."""
-        return self.is_adaptive and self.record is None
-
     def bind(self, before: ChainView) -> Echo:
-        """Number it among the echoes, look up its record, and compute how often items are used.
+        """Number it among the echoes, and compute how often items are used.
 
         Raises ValueError after a stage whose outputs cannot be made again one by one, and if the
         part of an item is unknown.
@@ -132,17 +117,11 @@ class Echo(ChainStage):
         joining = first_with(before.stages, lambda t: t.joins)
         if joining is not None:
             raise ValueError(f".echo() cannot follow {joining.name}: put it before")
-        position = len(before.echoes)
-        if self.record is None:
-            awaits = self.awaits_augmentation and not (
-                before.is_batched or first_with(before.stages, lambda t: t.is_random)
-            )
-            counts = self._counts(before)
-            return replace(self, position=position, counts=counts, awaits_augmentation=awaits)
-        made = self.record.echo(position, ".echo(replay=)")
-        return replace(
-            self, position=position, max_factor=made.max_factor, min_distance=made.min_distance
+        awaits = self.awaits_augmentation and not (
+            before.is_batched or first_with(before.stages, lambda t: t.is_random)
         )
+        counts = self._counts(before)
+        return replace(self, position=len(before.echoes), counts=counts, awaits_augmentation=awaits)
 
     def followed_by(self, stage: ChainStage) -> Echo:
         if not (self.awaits_augmentation and stage.traits.is_random):
@@ -151,14 +130,12 @@ class Echo(ChainStage):
         return replace(self, max_factor=most, awaits_augmentation=False)
 
     def begin(self, chain: ChainView) -> None:
-        """Refuse an adaptive echo that nothing prepares for, and another pipeline's record."""
-        if self.follows_clock and not chain.has_workers:
+        """Refuse an adaptive echo that nothing prepares for."""
+        if self.is_adaptive and chain.follows_clock and not chain.has_workers:
             raise ValueError(
                 f"{self.name} needs workers that prepare data during training, and .workers(0) has "
                 "none: give it workers, or a fixed factor"
             )
-        if self.record is not None:
-            self.record.check_fits(chain.seed, chain.signature())
 
     def lower(self, to: EnginePlan) -> None:
         to.echo(self)
@@ -182,7 +159,7 @@ class Echo(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Describe its place in the echoing paper's words, its pool, and its policy."""
         place, pool = self._insertion_point(chain), self._pool(chain, sizes)
-        return f"  {place}; {pool}{self._decides()}{self._describe_distance(chain, sizes)}"
+        return f"  {place}; {pool}{self._decides(chain)}{self._describe_distance(chain, sizes)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
@@ -251,8 +228,6 @@ class Echo(ChainStage):
     def _pool(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         known = sizes.get(self.position)
         unit = "batches" if self._holds_batches(chain) else "examples"
-        if known is None and self.record is not None:
-            known = PoolSize(self.record.echo(self.position, self.name).size)
         if known is not None:
             held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
             return f"pool of {known.size:,} {unit}{held}"
@@ -263,11 +238,11 @@ class Echo(ChainStage):
         unit = "batches" if chain.is_batched else "examples"
         return f"pool of {DEFAULT_POOL_BATCHES} {unit}, at most 10 % of usable memory"
 
-    def _decides(self) -> str:
+    def _decides(self, chain: ChainView) -> str:
         """Name the policy, if the factor is not fixed."""
         if not self.is_adaptive:
             return ""
-        if self.record is not None:
+        if not chain.follows_clock:
             return "; replays a record"
         ranks = process_group()
         if ranks is None or ranks[1] == 1:

@@ -197,8 +197,6 @@ class Shard(ChainStage):
         uneven: Any,
         mesh: Any = None,
         mesh_dims: str | Sequence[str] | None = None,
-        *,
-        env: bool = False,
     ) -> Shard:
         """Check the arguments of ``.shard()``; without them torch, JAX and Ray Train are asked.
 
@@ -208,13 +206,13 @@ class Shard(ChainStage):
         """
         if (rank is None) != (world is None):
             raise ValueError(".shard() needs rank= and world= together, or neither")
-        if rank is not None and (mesh is not None or env):
-            raise ValueError(".shard() takes rank= and world=, or a mesh, or env=True")
+        if rank is not None and mesh is not None:
+            raise ValueError(".shard() takes rank= and world=, or a mesh")
         if mesh_dims is not None and mesh is None:
             raise ValueError(".shard(): mesh_dims= needs a mesh: give the mesh first")
         assumed, among = False, None
         if rank is None:
-            rank, world, among = _found(mesh, mesh_dims, env=env)
+            rank, world, among = _found(mesh, mesh_dims)
             assumed = among is None and world == 1
         for name, value in (("rank", rank), ("world", world)):
             if not is_whole_number(value):
@@ -338,9 +336,7 @@ class Shard(ChainStage):
         return text
 
 
-def _found(
-    mesh: Any, dims: str | Sequence[str] | None, *, env: bool
-) -> tuple[int, int, tuple[int, ...] | None]:
+def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...] | None]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
         mesh = framework_mesh()
@@ -353,19 +349,12 @@ def _found(
         there = find_launcher()
         if there is None:
             return 0, 1, None
-        if not env:
-            raise ValueError(
-                f".shard() found no process group, but {there.variable}={there.world} in the "
-                "environment: call torch.distributed.init_process_group first, or take rank and "
-                "world from there with env=True, or give rank= and world= (0 and 1 for independent "
-                "processes)"
-            )
-        if there.rank is None:
-            raise ValueError(
-                f".shard(env=True): {there.variable}={there.world} is in the environment, but not "
-                "the rank of this process: give rank= and world="
-            )
-        return there.rank, there.world, None
+        raise ValueError(
+            f".shard() found no process group, but {there.variable}={there.world} in the "
+            "environment: call torch.distributed.init_process_group first, or give "
+            f"rank=int(os.environ[{there.rank!r}]) and world={there.world} (0 and 1 for "
+            "independent processes)"
+        )
     if process_group() is not None and (name := meshes.unsplit_dimension()) is not None:
         raise ValueError(
             f".shard(): there is a device mesh with the dimension {name!r}, along which ranks may "

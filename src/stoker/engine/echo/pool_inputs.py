@@ -41,10 +41,7 @@ class PoolStart(Node):
     def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
         """Read the result of ``to_json``."""
         echo, most, exact = point.echo, bounds.most, bounds.exact
-        if echo.record is not None:
-            size = echo.record.size(echo.position, echo.name, point.group)
-        else:
-            size = bounds.sizes[echo.position].size
+        size = bounds.sizes[echo.position].size
         fits = {"size": size, "group": point.group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:

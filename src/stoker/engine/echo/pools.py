@@ -26,6 +26,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools.adaptive import AdaptivePool
 from stoker.schedule.pools.fixed import Pool
@@ -51,6 +52,7 @@ class Pools:
         ranks: the ranks that agree on a factor, or None.
         skip_log: has the number of examples in the epoch.
         steps: the most outputs, or None.
+        record: the decisions of an earlier run that are repeated, or None.
         feeds: the inputs made so far; ``following``: the adaptive ones among them.
         planned: the policy that ranks agree on, or None.
     """
@@ -63,6 +65,7 @@ class Pools:
     ranks: Ranks | None
     skip_log: SkipLog
     steps: int | None
+    record: RunRecord | None
     planned: AgreedPolicy | None = None
     following: list[AdaptiveInputs] = field(default_factory=list)
     feeds: list[EchoInputs[Any]] = field(default_factory=list)
@@ -106,9 +109,8 @@ class Pools:
         return feed
 
     def _policy(self, point: EchoPoint, stream: Stream, planning: Planning) -> Policy:
-        echo = point.echo
-        if echo.record is not None:
-            return Replay(echo.record.of(echo.position, self.epoch), planning)
+        if self.record is not None:
+            return Replay(self.record.of(point.echo.position, self.epoch), planning)
         if self.ranks is None:
             return OnDemandPolicy()
         self.planned = self._agree_policy(point, stream, self.ranks, planning)
@@ -149,8 +151,8 @@ class Pools:
         echo = feed.echo
         group = feed.point.group
         known = self.sizes.get(echo.position)
-        if echo.record is not None:
-            size = echo.record.size(echo.position, echo.name, group)
+        if self.record is not None and echo.is_adaptive:
+            size = self.record.echoes[echo.position].size
             known = self.sizes[echo.position] = PoolSize(size)
         if known is None:
             known = self.sizes[echo.position] = self._choose_size(feed, group, worker_pool)

@@ -25,7 +25,6 @@ from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -70,7 +69,7 @@ class Lowering:
         self._renumbered = False
         self._group = 1
         self._mask: str | None = None
-        self._rule: BatchRule | BatchSchedule | None = None
+        self._rule: BatchRule | None = None
         self._batches = False  # whether items are batches by now
 
     def read(self, source: IndexedSource) -> None:
@@ -147,7 +146,7 @@ class Lowering:
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
-    def plan_batches(self, rule: BatchRule | BatchSchedule) -> None:
+    def plan_batches(self, rule: BatchRule) -> None:
         """Batches are planned by a rule."""
         self._rule = rule
 

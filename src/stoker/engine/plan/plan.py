@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import assert_never
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part, ScanPoint
@@ -17,7 +16,6 @@ from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -42,7 +40,7 @@ class Plan:
             a filter point or the way to a device.
         group: the number of examples in a batch, 1 where examples are never batched.
         mask: the field of batches that tells what of them is padding, if they have one.
-        batches: how batches are planned: from sizes, or by a schedule; None where they are not.
+        batches: how batches are planned; None where they are not.
     """
 
     indexed: IndexedSource | None
@@ -53,13 +51,12 @@ class Plan:
     parts: tuple[Part, ...]
     group: int
     mask: str | None = None
-    batches: BatchRule | BatchSchedule | None = None
+    batches: BatchRule | None = None
     _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
-    _cuts: dict[int, PlannedCuts] = field(default_factory=dict, compare=False)
 
     def on_leg(self, leg: Leg) -> Plan:
         """Return this for the rest of an epoch."""
-        return replace(self, selection=replace(self.selection, leg=leg), _planned={}, _cuts={})
+        return replace(self, selection=replace(self.selection, leg=leg), _planned={})
 
     @property
     def source(self) -> Origin:
@@ -73,23 +70,14 @@ class Plan:
         Batches that are planned are planned now; the plan of the last epoch is kept, unless a
         user's function says the order: that is called for each epoch anew.
 
-        Raises ValueError where an example is larger than a planned batch may be, StageError where
-        the function that says their sizes fails.
+        Raises ValueError where an example is larger than a planned batch may be.
         """
         assert self.indexed is not None
-        match self.batches:
-            case None:
-                return self.indexed.order(self.selection, seed, epoch, self.group)
-            case BatchSchedule():
-                cuts = self.cuts(seed, epoch)
-                order = self.indexed.order(self.selection, seed, epoch, cuts.unit)
-                return order.taken(cuts.examples)
-            case BatchRule():
-                if self.selection.calls_user:
-                    self._planned.clear()
-                return self._by_rule(self.batches, seed, epoch)
-            case _:
-                assert_never(self.batches)
+        if self.batches is None:
+            return self.indexed.order(self.selection, seed, epoch, self.group)
+        if self.selection.calls_user:
+            self._planned.clear()
+        return self._by_rule(self.batches, seed, epoch)
 
     def order_digest(self, seed: int, epoch: int) -> str:
         """Return the digest of the order of an epoch that a user's function decides; else "".
@@ -101,43 +89,27 @@ class Plan:
         return self.indexed.order(self.selection, seed, epoch, self.group).digest
 
     def has_planned(self, seed: int, epoch: int) -> bool:
-        """Whether the plan of an epoch is kept, or needs no order."""
-        return isinstance(self.batches, BatchSchedule) or (seed, epoch) in self._planned
+        """Whether the plan of an epoch's batches is kept."""
+        return (seed, epoch) in self._planned
 
     def cuts(self, seed: int, epoch: int) -> PlannedCuts:
         """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
-        assert self.batches is not None
-        if isinstance(self.batches, BatchRule):
-            return self.planned_deal(seed, epoch).cuts
-        known = self._cuts.get(epoch)
-        if known is None:
-            assert self.indexed is not None
-            share, leg = self.selection.share, self.selection.leg
-            rows = self.indexed.examples(self.selection)
-            places = self.indexed.places(self.selection)
-            begun = 0 if leg is None else places - len(leg.rest) - len(leg.returned)
-            world = 1 if share is None else share.world
-            known = self.batches.cuts(epoch, rows, world, begun, places)
-            self._cuts.clear()
-            self._cuts[epoch] = known
-        return known
+        return self.planned_deal(seed, epoch).cuts
 
     def planned_deal(self, seed: int, epoch: int) -> PlannedDeal:
-        """Return the deal of an epoch whose batches are planned from sizes or keys."""
-        assert isinstance(self.batches, BatchRule)
+        """Return the deal of an epoch whose batches are planned."""
+        assert self.batches is not None
         deal = self._by_rule(self.batches, seed, epoch).deal
         assert isinstance(deal, PlannedDeal)
         return deal
 
     @property
     def row(self) -> Selection:
-        """The selection whose places are dealt to ranks; a plan from sizes deals those of all."""
-        is_planned = isinstance(self.batches, BatchRule)
-        return self.selection.of_all_ranks() if is_planned else self.selection
+        """The selection whose places are dealt to ranks; planned batches deal those of all."""
+        return self.selection if self.batches is None else self.selection.of_all_ranks()
 
-    def ask_anew(self) -> None:
-        """Drop what users' functions have said of the batches of an epoch."""
-        self._cuts.clear()
+    def forget_planned(self) -> None:
+        """Drop the plan of an epoch whose order a user's function decides: it is called again."""
         if self.calls_user:
             self._planned.clear()
 

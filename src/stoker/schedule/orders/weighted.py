@@ -1,9 +1,8 @@
 """Orders by weight: how often an example comes follows its weight.
 
-``EvenOrder`` draws by systematic sampling: the weights lie side by side on a line, and equidistant
+Draws are by systematic sampling: the weights lie side by side on a line, and equidistant
 points on it, from a random beginning, are the examples of the epoch. So each comes as often as its
 share of the epoch says, rounded down or up, in every epoch. A permutation mixes the points.
-``IndependentOrder`` draws each place by itself, as torch's ``WeightedRandomSampler`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.schedule import rng
 from stoker.schedule.orders.chosen import Candidates
 from stoker.schedule.orders.drawing import DrawnOrder, by_user
-from stoker.schedule.orders.order import Places, as_array
+from stoker.schedule.orders.order import Places
 from stoker.schedule.orders.permutation import permutation
 
 # Neighbours whose weights are summed: 8 bytes for each block, and a place looks at all of one. With
@@ -109,23 +108,22 @@ class Weights:
         found: NDArray[np.int64] = blocks * _BLOCK + np.minimum(within, last)
         return found
 
-    def repeats(self, batch: int, count: int, *, even: bool) -> float:
+    def repeats(self, batch: int, count: int) -> float:
         """Return how many of a batch are expected to be another example's repeats.
 
-        ``count``: the places of an epoch; ``even``: whether draws are.
+        ``count``: the places of an epoch.
         """
         distinct = 0.0
         for start in range(0, len(self._values), _READ_AT_ONCE):
             stop = min(start + _READ_AT_ONCE, len(self._values))
             shares = self._checked(start, stop) * (batch / self.total)  # of a batch
-            come = -np.expm1(-shares)
-            if even:  # an example that comes once an epoch at most comes once in a batch
-                come = np.where(shares * count <= batch, shares, come)
+            # An example that comes once an epoch at most comes once in a batch.
+            come = np.where(shares * count <= batch, shares, -np.expm1(-shares))
             distinct += float(come.sum())
         return max(0.0, batch - distinct)
 
 
-class EvenOrder:
+class WeightedOrder:
     """Each example comes as often as its share of the places, rounded down or up."""
 
     together = _TOGETHER
@@ -148,36 +146,16 @@ class EvenOrder:
         return self._weights.find(points)
 
 
-class IndependentOrder:
-    """Each place is drawn by itself, in proportion to the weights."""
-
-    together = _TOGETHER
-
-    def __init__(self, weights: Weights, count: int, key: NDArray[np.uint64]) -> None:
-        self._weights, self._count, self._key = weights, count, key
-        self.digest = weights.digest
-
-    def __len__(self) -> int:
-        return self._count
-
-    def at(self, places: Places) -> NDArray[np.int64]:
-        drawn = rng.uniforms(self._key, as_array(places))
-        return self._weights.find(drawn * self._weights.total)
-
-
 class WeightedDrawing:
     """Draws epochs by weights: a ``Drawing``.
 
     Args:
         weights: of the source's examples, or a function of the epoch that returns them.
         num_samples: the places of an epoch, None for as many as there are candidates.
-        replacement: whether each place is drawn by itself.
     """
 
-    def __init__(
-        self, weights: Weights | Callable[[int], Any], num_samples: int | None, *, replacement: bool
-    ) -> None:
-        self._weights, self._num_samples, self._replacement = weights, num_samples, replacement
+    def __init__(self, weights: Weights | Callable[[int], Any], num_samples: int | None) -> None:
+        self._weights, self._num_samples = weights, num_samples
 
     @property
     def calls_user(self) -> bool:
@@ -193,8 +171,7 @@ class WeightedDrawing:
         if not isinstance(weights, Weights):
             with by_user("shuffle(weights=fn)"):
                 weights = Weights(as_weights(weights(epoch), length), candidates)
-        kind = IndependentOrder if self._replacement else EvenOrder
-        return kind(weights, count, rng.key(seed, epoch, purpose))
+        return WeightedOrder(weights, count, rng.key(seed, epoch, purpose))
 
 
 def as_weights(values: Any, length: int) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,27 +50,19 @@ class PlannedCuts:
     Args:
         rows: how many examples each batch has, shape [batches].
         of_all: how many those of all ranks have together in each step, likewise.
-        unit: divides all sizes but that of a short last batch.
 
     Attributes:
-        unit: as given.
         batches: how many there are.
         examples: how many they have together.
         largest: how many the largest has, 0 if there is none.
     """
 
-    def __init__(self, rows: NDArray[np.int64], of_all: NDArray[np.int64], unit: int = 1) -> None:
-        self.unit = unit
+    def __init__(self, rows: NDArray[np.int64], of_all: NDArray[np.int64]) -> None:
         self._starts, self._of_all = (
             np.concatenate([np.zeros(1, np.int64), np.cumsum(each)]) for each in (rows, of_all)
         )
         self.batches, self.examples = len(rows), int(self._starts[-1])
         self.largest = int(rows.max(initial=0))
-
-    @property
-    def digest(self) -> str:
-        """A digest of the sizes of this rank's batches."""
-        return f"{zlib.crc32(self._starts.tobytes()):08x}"
 
     def start(self, output: int) -> int:
         return int(self._starts[min(output, self.batches)])

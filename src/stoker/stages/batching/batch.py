@@ -7,7 +7,6 @@ from typing import Any
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.echo_record import RunRecord
 from stoker.sources.origin import UserObject
 from stoker.stages.batching.user_collate import Collate
 from stoker.stages.skip import RAISE
@@ -20,34 +19,28 @@ class Batch(ChainStage):
 
     Attributes:
         late: how many batches an example that is not ready may move on by.
-        record: decisions about that which are repeated, or None.
     """
 
     n: int
     drop_last: bool
     collate: Collate | None
     late: int = field(default=0, kw_only=True)
-    record: RunRecord | None = field(default=None, kw_only=True)
     traits = Traits(batches=True)
 
     @staticmethod
-    def of(
-        n: Any, drop_last: Any, collate: Any, late: Any = 0, record: RunRecord | None = None
-    ) -> Batch:
+    def of(n: Any, drop_last: Any, collate: Any, late: Any = 0) -> Batch:
         """Check the arguments of ``.batch()``."""
         if not is_whole_number(late):
             raise TypeError(f"late= is a number of batches, not {late!r}")
         if late < 0:
             raise ValueError(f"late= is a number of batches, not {late}")
-        if record is not None and not late:
-            raise ValueError("replay= goes with late=")
         if not is_whole_number(n):
             raise TypeError(f"a batch size is a whole number, not {n!r}")
         if n < 1:
             raise ValueError(f"a batch has at least one example, not {n}")
         if collate is not None and not callable(collate):
             raise TypeError(f"collate must be a function, not {type(collate).__name__}")
-        return Batch(int(n), bool(drop_last), collate, late=int(late), record=record)
+        return Batch(int(n), bool(drop_last), collate, late=int(late))
 
     @property
     def size(self) -> int | list[int]:
@@ -105,7 +98,7 @@ class Batch(ChainStage):
             )
 
     def begin(self, chain: ChainView) -> None:
-        """Refuse what has to know the places of examples in batches, and another's record."""
+        """Refuse what has to know the places of examples in batches."""
         if not self.late:
             return
         share = chain.selection.share
@@ -113,8 +106,6 @@ class Batch(ChainStage):
             raise ValueError(f".shard(pad=) says which rows are padding before .{self.call}")
         if first_with(chain.stages, lambda t: t.repeats) is not None:
             raise ValueError(f".echo() uses batches again by their number: without .{self.call}")
-        if self.record is not None:
-            self.record.check_fits(chain.seed, chain.signature())
 
     def lower(self, to: EnginePlan) -> None:
         to.batch(self)

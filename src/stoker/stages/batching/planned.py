@@ -1,13 +1,13 @@
-"""Batches that are planned: from sizes and keys, or by a schedule.
+"""Batches that are planned from sizes and keys.
 
-That is ``.batch(tokens=...)``, ``.batch(n, key=...)`` and ``.batch(fn)``. What is in them is
-decided by numbers alone, before anything is read, so they stand where every example of the epoch
-comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
+That is ``.batch(tokens=...)`` and ``.batch(n, key=...)``. What is in them is decided by numbers
+alone, before anything is read, so they stand where every example of the epoch comes by, once:
+behind ``.shuffle()`` and ``.shard()``, caches and maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,17 +16,13 @@ from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.echo_record import RunRecord
-from stoker.schedule.epoch_time import EpochTime
-from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, first_with
 
 # A window has at least so many places, or so many global batches' worth of them. With fewer, a
 # batch holds more padding, and more is carried on (bench/results/balance.json).
@@ -65,7 +61,6 @@ class Sizing:
     tokens: Any = None
     size: Any = None
     key: Any = None
-    window: Any = None
     multiple_of: Any = None
     max_rows: Any = None
     padded: Any = True
@@ -74,7 +69,7 @@ class Sizing:
     def is_given(self) -> bool:
         """Whether any was given."""
         return any(value is not None for value in (self.tokens, self.size, self.key)) or (
-            (self.window, self.multiple_of, self.max_rows, self.padded) != (None, None, None, True)
+            (self.multiple_of, self.max_rows, self.padded) != (None, None, True)
         )
 
     def without_arrays(self) -> Sizing:
@@ -99,8 +94,7 @@ class Sizing:
             )
         if self.tokens is None and self.key is None:
             raise ValueError(
-                ".batch(n) plans nothing ahead: window=, multiple_of=, max_rows= and padded= are "
-                "for tokens=, and window= for key="
+                ".batch(n) plans nothing ahead: multiple_of=, max_rows= and padded= are for tokens="
             )
         if self.tokens is None and (self.multiple_of, self.max_rows, self.padded) != (
             None,
@@ -119,7 +113,7 @@ class Sizing:
             raise TypeError(f".batch() takes padded=True or False, not {self.padded!r}")
         if self.multiple_of is not None and not self.padded:
             raise ValueError(".batch(padded=False) pads nothing: remove multiple_of=")
-        for name in ("tokens", "window", "multiple_of", "max_rows"):
+        for name in ("tokens", "multiple_of", "max_rows"):
             value = getattr(self, name)
             if value is not None and not is_whole_number(value):
                 raise TypeError(f".batch() takes {name}= as a whole number, not {value!r}")
@@ -150,44 +144,47 @@ class Sizing:
         step = world * typical
         window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
         window = min(window, max(examples // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
-        if self.window is not None:
-            window = int(self.window)
         most = None if self.max_rows is None else int(self.max_rows)
         rule = BatchRule(budget, sizes, keys, bool(self.padded), multiple_of, most, window)
         return rule, typical
 
 
-def batch_stage(
-    n: Any,
-    drop_last: Any,
-    collate: Any,
-    sizing: Sizing,
-    late: Any = 0,
-    record: RunRecord | None = None,
-) -> Batch:
+def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing, late: Any = 0) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
-    if (callable(n) or sizing.is_given) and late:
+    if sizing.is_given and late:
         raise ValueError("batches that are planned ahead have no place for what is late: .batch(n)")
-    if callable(n):
-        if sizing.is_given:
-            raise ValueError(
-                ".batch(fn) says how many examples a batch has: leave tokens=, key= and what "
-                "belongs to them out"
-            )
-        collate = Batch.of(1, False, collate).collate
-        label = getattr(n, "__name__", type(n).__name__)
-        return ScheduledBatch(1, bool(drop_last), collate, n, label)
     if n is not None and not sizing.is_given:
-        return Batch.of(n, drop_last, collate, late, record)
+        return Batch.of(n, drop_last, collate, late)
     sizing.check(n, drop_last)
     plain = Batch.of(1 if n is None else n, False, collate)
     asked = None if n is None else plain.n
-    return SizedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
+    return PlannedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
 
 
 @dataclass(frozen=True)
 class PlannedBatch(Batch):
-    """A stage whose batches are planned before anything is read."""
+    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
+
+    Attributes:
+        n: about how many examples a batch has.
+        sizing: its arguments; ``asked``: the ``n`` among them.
+        rule: what follows from them for the source, once it is bound.
+    """
+
+    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
+    asked: int | None = None
+    rule: BatchRule | None = None
+
+    @property
+    def call(self) -> str:
+        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
+        for name in ("tokens", "size", "key", "multiple_of", "max_rows"):
+            value = getattr(sizing, name)
+            if value is not None:
+                is_short = isinstance(value, (str, int, np.integer))
+                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
+        said += ["padded=False"] * (not sizing.padded)
+        return f"batch({', '.join(said)})"
 
     def bind(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
@@ -212,99 +209,58 @@ class PlannedBatch(Batch):
                 f".{self.call} plans batches before anything is read, and on_error="
                 f"{before.budget} may leave examples out: remove on_error="
             )
-        shard = first_with(before.stages, lambda t: t.shards)
-        if isinstance(shard, Shard):
-            self._check_shard(shard)
-        return self
+        world = self._check_shard(before.stages)
+        rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)
+        return replace(self, rule=rule, n=typical)
 
-    def _check_shard(self, shard: Shard) -> None:
-        """Raise ValueError where ranks get something else than their batches of each step."""
+    def _check_shard(self, before: Sequence[ChainStage]) -> int:
+        """Return the number of ranks.
+
+        Raises ValueError where these get something else than their batches of each step.
+        """
+        at = next((i for i, stage in enumerate(before) if stage.traits.shards), None)
+        shard = None if at is None else before[at]
+        if at is None or not isinstance(shard, Shard):
+            return 1
         for said, is_said in [
             ("uneven=True", shard.uneven),
             (str(shard.padding), shard.padding is not None),
+            ("balance=", shard.balance is not None),
         ]:
             if is_said:
                 raise ValueError(
                     f".{self.call} gives all ranks equally many steps of about equal work: leave "
                     f"{said} out of .shard()"
                 )
-
-    def count(self, items: int) -> int:
-        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
-        raise AssertionError("batches that are planned are counted by their plan")
-
-
-@dataclass(frozen=True)
-class SizedBatch(PlannedBatch):
-    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
-
-    Attributes:
-        n: about how many examples a batch has.
-        sizing: its arguments; ``asked``: the ``n`` among them.
-        rule: what follows from them for the source, once it is bound.
-    """
-
-    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
-    asked: int | None = None
-    rule: BatchRule | None = None
-
-    @property
-    def call(self) -> str:
-        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
-        for name in ("tokens", "size", "key", "window", "multiple_of", "max_rows"):
-            value = getattr(sizing, name)
-            if value is not None:
-                is_short = isinstance(value, (str, int, np.integer))
-                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
-        said += ["padded=False"] * (not sizing.padded)
-        return f"batch({', '.join(said)})"
-
-    def bind(self, before: ChainView) -> Batch:
-        """Check that ranks' examples are dealt by the plan alone."""
-        super().bind(before)
-        source = before.source
-        assert isinstance(source, IndexedSource)
-        at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
-        shard = None if at is None else before.stages[at]
-        world = shard.world if isinstance(shard, Shard) else 1
-        if at is not None:
-            stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
-            if stage is not None:
-                raise ValueError(
-                    f".{self.call} plans the batches of all ranks together: put .{stage.name} "
-                    "before .shard()"
-                )
-        rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)
-        return replace(self, rule=rule, n=typical)
+        stage = first_with(before[at + 1 :], lambda t: t.selects)
+        if stage is not None:
+            raise ValueError(
+                f".{self.call} plans the batches of all ranks together: put .{stage.name} "
+                "before .shard()"
+            )
+        return shard.world
 
     @property
     def size(self) -> int | list[int]:
-        """The budget, ``multiple_of=``, ``max_rows=`` and ``window=``; 0 for what is not given."""
+        """The budget, ``multiple_of=`` and ``max_rows=``, 0 for what is not given; then a 0."""
         sizing, rule = self.sizing, self.rule
         assert rule is not None
-        given = sizing.multiple_of, sizing.max_rows, sizing.window
-        return [rule.budget, *(int(each or 0) for each in given)]
+        return [rule.budget, int(sizing.multiple_of or 0), int(sizing.max_rows or 0), 0]
 
     def of_size(self, size: Any, world: int, examples: int) -> Batch:
         rule = self.rule
         assert rule is not None
-        budget, *others = (check_integer(each) for each in size)
-        multiple_of, max_rows, window = (each or None for each in others)
+        budget, multiple_of, max_rows, _ = (check_integer(each) for each in size)
         asked = None if self.asked is None else check_integer(budget, 1)
         tokens = check_integer(budget, 1) if asked is None else None
-        sizing = replace(
-            self.sizing, tokens=tokens, multiple_of=multiple_of, max_rows=max_rows, window=window
-        )
+        limits = {"multiple_of": multiple_of or None, "max_rows": max_rows or None}
+        sizing = replace(self.sizing, tokens=tokens, **limits)
         rule, typical = sizing.rule(asked, rule.sizes, rule.keys, examples, world)
         return replace(self, sizing=sizing, asked=asked, rule=rule, n=typical)
 
-    def _check_shard(self, shard: Shard) -> None:
-        super()._check_shard(shard)
-        if shard.balance is not None:
-            raise ValueError(
-                f".{self.call} gives all ranks equally many steps of about equal work: leave "
-                "balance= out of .shard()"
-            )
+    def count(self, items: int) -> int:
+        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
+        raise AssertionError("batches that are planned are counted by their plan")
 
     def lower(self, to: EnginePlan) -> None:
         assert self.rule is not None
@@ -321,7 +277,7 @@ class SizedBatch(PlannedBatch):
         what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
             f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows}, window={self.sizing.window})"
+            f"max_rows={rule.max_rows}, window=None)"
         )
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
@@ -331,56 +287,3 @@ class SizedBatch(PlannedBatch):
         return (
             f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
         )
-
-
-@dataclass(frozen=True)
-class ScheduledBatch(PlannedBatch):
-    """The stage ``.batch(fn)``.
-
-    Attributes:
-        n: how many examples the first batch of all has.
-        fn: says how many one has, by the time at which it begins; None in workers, which are sent
-            what belongs into their batches.
-        label: its name.
-    """
-
-    fn: Callable[[EpochTime], Any] | None = None
-    label: str = ""
-
-    @property
-    def call(self) -> str:
-        return f"batch({self.label})"
-
-    def rows_at(self, time: EpochTime) -> int:
-        """Return how many examples the batch has that begins there.
-
-        Raises StageError where the function fails, or returns no such number.
-        """
-        assert self.fn is not None
-        with by_user(self.call):
-            rows = self.fn(time)
-            if not is_whole_number(rows):
-                raise TypeError(
-                    f"it returned {rows!r} for {time}: return a whole number, how many examples "
-                    "the batch has"
-                )
-            if rows < 1:
-                raise ValueError(f"it returned {rows} for {time}: a batch has at least one example")
-            return min(int(rows), 2**62)  # sizes are int64; no epoch has so many examples
-
-    def bind(self, before: ChainView) -> Batch:
-        """Check the same as for other planned batches; ask for the size of the first one."""
-        super().bind(before)
-        return replace(self, n=self.rows_at(EpochTime(0, 0.0)))
-
-    def lower(self, to: EnginePlan) -> None:
-        to.plan_batches(BatchSchedule(self.rows_at, self.drop_last))
-        to.batch(replace(self, fn=None, drop_last=False))
-
-    def signature(self) -> str:
-        """Return its call alone: a state tells how far its batches had come."""
-        return f"batch(fn, drop_last={self.drop_last})"
-
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say with how many examples training begins."""
-        return f"  {self.n:,} examples at the beginning"

@@ -16,7 +16,7 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 
 def shuffle_of(
-    buffer: int | None, block: Any, weights: Any, num_samples: Any, replacement: Any
+    buffer: int | None, block: Any, weights: Any, num_samples: Any
 ) -> Shuffle | WeightedShuffle:
     """Return the stage ``.shuffle()``. Raises ValueError where its arguments do not fit."""
     if weights is not None:
@@ -24,11 +24,10 @@ def shuffle_of(
             raise ValueError(
                 ".shuffle(weights=) draws from all examples: leave buffer= and block= out"
             )
-        return WeightedShuffle.of(weights, num_samples, replacement)
-    if num_samples is not None or replacement:
+        return WeightedShuffle.of(weights, num_samples)
+    if num_samples is not None:
         raise ValueError(
-            ".shuffle(): num_samples= and replacement= need weights=; .take(n) behind shuffle ends "
-            "an epoch earlier"
+            ".shuffle(): num_samples= needs weights=; .take(n) behind shuffle ends an epoch earlier"
         )
     return Shuffle(buffer, block)
 
@@ -40,20 +39,18 @@ class WeightedShuffle(ChainStage):
     Attributes:
         given: the weights, or a function of the epoch that returns some.
         num_samples: how many examples an epoch has, None for as many as there are.
-        replacement: whether each of them is drawn by itself.
         weights: what is drawn by; a function is asked in each epoch. None until it is bound.
         length: of the source then.
     """
 
     given: Any = field(compare=False, repr=False)
     num_samples: int | None
-    replacement: bool
     weights: Weights | Callable[[int], Any] | None = field(default=None, compare=False, repr=False)
     length: int = 0
     traits = Traits(selects=True, shuffles=True, keeps_fields=True)
 
     @staticmethod
-    def of(weights: Any, num_samples: Any, replacement: Any) -> WeightedShuffle:
+    def of(weights: Any, num_samples: Any) -> WeightedShuffle:
         """Check the arguments of ``.shuffle(weights=)``."""
         if num_samples is not None and not is_whole_number(num_samples):
             raise TypeError(f".shuffle() takes num_samples= as a whole number, not {num_samples!r}")
@@ -65,12 +62,12 @@ class WeightedShuffle(ChainStage):
                 "parameter"
             )
         number = None if num_samples is None else int(num_samples)
-        return WeightedShuffle(weights, number, bool(replacement))
+        return WeightedShuffle(weights, number)
 
     @property
     def call(self) -> str:
         count = "" if self.num_samples is None else f", num_samples={self.num_samples:,}"
-        return f"shuffle(weights{count}{', replacement' * self.replacement})"
+        return f"shuffle(weights{count})"
 
     def bind(self, before: ChainView) -> WeightedShuffle:
         """Check that there are weights for the source's examples."""
@@ -95,7 +92,7 @@ class WeightedShuffle(ChainStage):
 
     def lower(self, to: EnginePlan) -> None:
         assert self.weights is not None
-        to.draw(WeightedDrawing(self.weights, self.num_samples, replacement=self.replacement))
+        to.draw(WeightedDrawing(self.weights, self.num_samples))
 
     def count(self, items: int) -> int:
         return items if self.num_samples is None else self.num_samples
@@ -110,5 +107,5 @@ class WeightedShuffle(ChainStage):
             return ""
         count = self.count(len(chain.selection.candidates(self.length)))
         batch = min(chain.batch_size, count)
-        repeats = round(self.weights.repeats(batch, count, even=not self.replacement))
+        repeats = round(self.weights.repeats(batch, count))
         return f"  about {repeats:,} of {batch:,} in a batch are repeats" if repeats else ""

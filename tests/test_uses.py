@@ -38,7 +38,6 @@ def pipelines() -> dict[str, Any]:
         "examples": begin().echo(3),
         "on a device": begin().echo(3).batch(8).to("cpu"),
         "batches on a device": begin().batch(8).to("cpu").echo(3),
-        "nested": begin().echo(2).batch(8).echo(2, pool=4),
     }
 
 

@@ -156,7 +156,7 @@ class WorkerTime:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """The pool of one echo."""
+    """The pool of an echo."""
 
     name: str
     """The echo as ``print(pipeline)`` names it."""
@@ -225,7 +225,7 @@ class Uses:
     """Which use of its item each example of a batch is. The caller owns the arrays."""
 
     number: NDArray[np.int64]
-    """The number of the use, ``[n]``: 1 is a fresh example. With several echoes: of the last."""
+    """The number of the use, ``[n]``: 1 is a fresh example."""
     age_steps: NDArray[np.int64]
     """Steps since the previous use, ``[n]``: 0 for a fresh example, -1 if a resume lost it."""
     valid: NDArray[np.bool_]
@@ -413,8 +413,8 @@ class Stats:
     """Outputs that may wait for the consumer."""
     window_bytes: int
     """Bytes of a full window and of recycled batch arrays, estimated from the last batch."""
-    pools: tuple[PoolStats, ...]
-    """The pools, in the order of the stages."""
+    pool: PoolStats | None
+    """The pool of the echo, if there is one."""
     filtered_examples: int = 0
     """Examples that filters and scans have left out so far."""
     skipped_examples: int = 0
@@ -467,8 +467,8 @@ class Stats:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of all pools when full."""
-        return sum(pool.bytes for pool in self.pools)
+        """Bytes of the pool when full."""
+        return 0 if self.pool is None else self.pool.bytes
 
     @property
     def bottleneck(self) -> str | None:
@@ -527,7 +527,13 @@ class Stats:
         rates = [f"{stage.rate:,.0f}/s" if stage.seconds else "-" for stage in self.stages]
         times = [f"{stage.seconds:8.2f} s" for stage in self.stages]
         rate_width = max([14 if width is None else 8, *map(len, rates)])
-        names = [stage.name for stage in self.stages] + [pool.name for pool in self.pools]
+        names = [stage.name for stage in self.stages]
+        further = list[tuple[str, str]]()
+        if self.pool is not None:
+            names.append(self.pool.name)
+            known_bytes = format_bytes(self.pool.bytes) if self.pool.bytes else "size not known yet"
+            of = f"pool {self.pool.held:,} of {self.pool.size:,} ({known_bytes})"
+            further.append((self.pool.name, of))
         longest = max(map(len, [*names, "consumer"]))
         bar_width = _BAR_CHARACTERS
         if width is not None:  # shorten names first, then bars, and never the mark
@@ -547,14 +553,6 @@ class Stats:
             end = mark if at == slowest else ""
             line = f"{label(stage.name)}{epoch_totals}  {rate:>{rate_width}}  {bar}{end}"
             lines.append(line.rstrip())
-        further = [
-            (
-                pool.name,
-                f"pool {pool.held:,} of {pool.size:,} "
-                f"({format_bytes(pool.bytes) if pool.bytes else 'size not known yet'})",
-            )
-            for pool in self.pools
-        ]
         further += [
             (
                 f"part {number}",

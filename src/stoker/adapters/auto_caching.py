@@ -200,17 +200,13 @@ def _measure(made: list[list[MadeForm]]) -> tuple[NDArray[np.float64], ...]:
 
 
 def _pool_bytes(chain: Chain, made: list[list[MadeForm]]) -> int:
-    """Return about what the echoes' pools take: of examples as the last place has them."""
+    """Return about what the echo's pool takes: of examples as the last place has them."""
+    point = chain.plan.pool
+    if point is None or point.on_device:
+        return 0
+    if point.echo.pool_bytes is not None:
+        return point.echo.pool_bytes
     each_bytes = float(np.mean([nbytes(forms[-1].value) for forms in made]))
-    total = 0
-    for point in chain.plan.echoes:
-        echo = point.echo
-        if point.on_device:
-            continue
-        if echo.pool_bytes is not None:
-            total += echo.pool_bytes
-        else:
-            batches = echo.pool or DEFAULT_POOL_BATCHES
-            is_counted_in_examples = echo.pool is not None and not point.holds_batches
-            total += int(batches * each_bytes * (1 if is_counted_in_examples else chain.batch_size))
-    return total
+    is_counted_in_examples = point.echo.pool is not None and not point.holds_batches
+    examples = 1 if is_counted_in_examples else chain.batch_size
+    return int((point.echo.pool or DEFAULT_POOL_BATCHES) * each_bytes * examples)

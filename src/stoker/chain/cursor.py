@@ -166,7 +166,7 @@ class Cursor(Bookmark):
             epoch,
             self._autotuner,
             chain.workers_here(),
-            self.sizes,
+            self.pool_size,
             position,
             here.data_epoch_steps,
             ranks() if together else None,
@@ -246,7 +246,7 @@ class Cursor(Bookmark):
             return position, skip - steps_before
         before, rest = seek(self.chain, epoch, skip)
         if rest:
-            before = seek_behind_pool(self.chain, epoch, skip, self.sizes)
+            before = seek_behind_pool(self.chain, epoch, skip, self.pool_size)
         return (position, rest) if before is None else (before, 0)
 
     def _agree_owners(self, position: Position) -> OwnerSnapshot | None:
@@ -261,7 +261,8 @@ class Cursor(Bookmark):
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""
         plan = self.chain.plan
-        if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
+        record = None if plan.pool is None else plan.pool.echo.record
+        if not plan.carries_pool or record is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
         moment = record.carried_pool(0, epoch, items)
@@ -271,7 +272,7 @@ class Cursor(Bookmark):
         """After the first whole epoch with echoing, warn once of schedulers that it disturbs."""
         run = self._run
         whole = run is not None and run.complete and run.leg is None
-        if not self._has_looked and run is not None and whole and self.chain.echoes:
+        if not self._has_looked and run is not None and whole and self.chain.echo is not None:
             self._has_looked = True
             warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.proportions import Proportions
-
 
 def exact_factor(factor: Any) -> Fraction:
     """Return an echoing factor as a fraction: 2.1 means 21/10, not its binary neighbour.
@@ -76,36 +74,6 @@ class EvenUses:
         if q == 1:
             return np.full(len(ordinals), p, np.int64)
         return (ordinals + 1) * p // q - ordinals * p // q
-
-
-@dataclass(frozen=True)
-class UsesByPart:
-    """A factor for each part of a mixture, spread evenly over the items of that part.
-
-    Attributes:
-        parts: the uses of each part's items, by their numbers in the part.
-        proportions: say which item is of which part.
-    """
-
-    parts: tuple[EvenUses, ...]
-    proportions: Proportions
-    held: ClassVar[int] = 0
-
-    @property
-    def most(self) -> int:
-        return max(part.most for part in self.parts)
-
-    def of_first(self, items: int) -> int:
-        counts = self.proportions.counts(items)
-        return sum(part.of_first(n) for part, n in zip(self.parts, counts, strict=True))
-
-    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers, in_part = self.proportions.parts_of(ordinals)
-        found = np.empty(len(ordinals), np.int64)
-        for number, part in enumerate(self.parts):
-            mine = numbers == number
-            found[mine] = part.of(in_part[mine])
-        return found
 
 
 class UsesOfLeg:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -265,7 +265,7 @@ class CacheStage(ChainStage):
     def signature(self) -> None:
         return None
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say where it is, if not on this host alone, what shares its budget, and the plan."""
         placed = "" if self.placed is None else self.placed.note()
         nodes = "over several nodes, each of which keeps a part" if self.cluster else ""

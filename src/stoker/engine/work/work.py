@@ -181,7 +181,7 @@ class Work:
         self,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -190,7 +190,7 @@ class Work:
         With ``copied`` the values belong to a pool; it copies those that maps would write to.
         """
         if copied is not None:
-            return self._apply_to_lent(values, places, use_keys, ns, copied)
+            return self._apply_to_lent(values, places, uses, ns, copied)
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
@@ -203,13 +203,13 @@ class Work:
                         values[i] = REJECTED
                 if Halfway in map(type, values):
                     self._go_on(values, places, ns)
-        self._apply(slice(behind, None), values, places, use_keys, ns)
+        self._apply(slice(behind, None), values, places, uses, ns)
 
     def _apply_to_lent(
         self,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any],
     ) -> None:
@@ -218,7 +218,7 @@ class Work:
         A last use gets a copy, too: while it writes, another use may still be reading.
         """
         originals, reading = list(values), self.segment.reading
-        self._apply(slice(0, reading), values, places, use_keys, ns)
+        self._apply(slice(0, reading), values, places, uses, ns)
         if self.segment.stacks and reading == len(self._operations):
             return
         for i, value in enumerate(values):
@@ -228,7 +228,7 @@ class Work:
                 except Exception as error:
                     pass_on(error)
                     values[i] = self.inputs.copy_failure(error, places[i])
-        self._apply(slice(reading, None), values, places, use_keys, ns)
+        self._apply(slice(reading, None), values, places, uses, ns)
 
     def _go_on(self, values: list[Any], places: Sequence[int], ns: list[int]) -> None:
         """Take what was found at earlier places through the operations before the last one."""
@@ -285,7 +285,7 @@ class Work:
         which: slice,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
     ) -> None:
         draw_at = self._random.at
@@ -305,7 +305,7 @@ class Work:
                 spot.enter(number)
             made = None
             if many is not None and not is_choosy and len(values) > 1:
-                made = self._do_many(many, key, values, places, use_keys)
+                made = self._do_many(many, key, values, places, uses)
             for i, value in enumerate(values):
                 if type(value) is Failure:
                     passed_by += 1
@@ -313,26 +313,26 @@ class Work:
                 if made is not None and (result := made[i]) is not None:
                     values[i] = result
                     continue
-                use_key = use_keys[i] if use_keys is not None else 0
+                use = uses[i] if uses is not None else 0
                 if is_choosy and (
-                    (others is not None and others[i]) or (stage.repeats_only and not use_key)
+                    (others is not None and others[i]) or (stage.repeats_only and not use)
                 ):
                     passed_by += 1
                     continue
                 try:
                     if place is not None:
-                        place(places[i], use_key)
+                        place(places[i], use)
                     if is_timed:
                         more: list[Any] = [self._time_at(places[i])]
                         if key is not None:
-                            more.insert(0, draw_at(key, places[i], use_key))
+                            more.insert(0, draw_at(key, places[i], use))
                         result = fn(value, *more)
                     elif key is None:
                         result = fn(value)
                     else:
-                        generator = on_device and on_device(key, places[i], use_key, value)
+                        generator = on_device and on_device(key, places[i], use, value)
                         if generator is None:  # a key of JAX has no truth
-                            generator = draw_at(key, places[i], use_key)
+                            generator = draw_at(key, places[i], use)
                         result = fn(value, generator)
                     if result is None and stage.makes_values:
                         raise returned_nothing("batch" if in_batches else "example")
@@ -346,11 +346,11 @@ class Work:
             ns[self.stages + number] += len(values) - passed_by
 
     def _do_many(
-        self, many: Many, key: Any, values: list[Any], places: Sequence[int], use_keys: Any
+        self, many: Many, key: Any, values: list[Any], places: Sequence[int], uses: Any
     ) -> list[Any] | None:
         """Return what becomes of values in one call; None for those that are done one by one."""
         try:
-            return many(values, None if key is None else (key, rng.counters(places, use_keys)))
+            return many(values, None if key is None else (key, rng.counters(places, uses)))
         except Exception as error:  # it is raised again for the value that it belongs to
             pass_on(error)
             return None
@@ -364,7 +364,7 @@ class Work:
             return None
         return [not is_own for is_own in stage.part.has(places)]
 
-    def finish(self, batch: Any, number: int, use_key: int, ns: list[int], rows: int) -> Any:
+    def finish(self, batch: Any, number: int, ns: list[int], rows: int) -> Any:
         """Run the maps after the batching stage over a batch; may return a ``Failure``.
 
         Args:
@@ -379,12 +379,12 @@ class Work:
                 spot.enter(at)
             try:
                 if (seed := self._place(at - shift)) is not None:
-                    seed(self.inputs.batch_place(number), use_key)
+                    seed(self.inputs.batch_place(number), 0)
                 if key is None:
                     batch = fn(batch)
                 else:
                     place = self.inputs.batch_place(number)
-                    batch = fn(batch, self._random.at(key, place, use_key))
+                    batch = fn(batch, self._random.at(key, place))
                 if batch is None:
                     raise returned_nothing("batch")
             except Exception as error:

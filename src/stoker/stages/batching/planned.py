@@ -7,7 +7,7 @@ comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -325,7 +325,7 @@ class SizedBatch(PlannedBatch):
             f"max_rows={rule.max_rows}, window={self.sizing.window})"
         )
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how many examples a batch has, and among how many it is put together."""
         rule = self.rule
         assert rule is not None
@@ -382,6 +382,6 @@ class ScheduledBatch(PlannedBatch):
         """Return its call alone: a state tells how far its batches had come."""
         return f"batch(fn, drop_last={self.drop_last})"
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say with how many examples training begins."""
         return f"  {self.n:,} examples at the beginning"

@@ -1115,7 +1115,7 @@ def test_a_record_repeats_any_epoch(
     assert [stream(again)] == found
 
 
-@pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve", "two"])
+@pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve"])
 def test_a_record_repeats_every_source(source: str) -> None:
     def build(**options: Any) -> stoker.Pipeline:
         if source == "loader":
@@ -1124,9 +1124,6 @@ def test_a_record_repeats_every_source(source: str) -> None:
             return stoker.from_loader(Batches(12), seed=0).to("cpu").echo(**options)
         if source == "arrays":
             return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo(**options).batch(4)
-        if source == "two":
-            chain = stoker.from_dataset(Slow(40), seed=0).echo(**options)
-            return chain.random_map(jitter, on="x").batch(4).echo(**options)
         if source == "sieve":
             data = stoker.from_dataset(Slow(60), seed=0).shuffle().filter(Keep(3, 0), on="id")
             return data.echo(**options).random_map(jitter, on="x").batch(4)

@@ -1020,7 +1020,7 @@ def test_what_a_filter_raises_is_an_error_of_its_stage() -> None:
 def test_leaving_early_leaves_nothing(how: str, workers: int, kind: str) -> None:
     chain = stoker.from_dataset(Slow(10**6, range(0, 10**4, 7)), seed=0, on_error=1.0).shuffle()
     chain = chain.filter(Keep(3, 0), on="id").echo(2).random_map(jitter, on="x")
-    pipeline = chain.filter(Keep(5, 0), on="id").batch(4).echo(1.5).workers(workers, kind=kind)
+    pipeline = chain.filter(Keep(5, 0), on="id").batch(4).workers(workers, kind=kind)
     if how == "never asked":
         iter(pipeline).close()
     elif how == "dropped":

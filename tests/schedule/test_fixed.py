@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker.basics import compact_integers
 from stoker.schedule import rng
-from stoker.schedule.factor import EvenUses, UseCounts
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.pools.fixed import Draw, Pool
 from stoker.schedule.pools.fixed_snapshot import pack, unpack
 from strategies import factors, few
@@ -26,7 +26,7 @@ from strategies import factors, few
 
 @dataclass(frozen=True)
 class Case:
-    counts: UseCounts
+    counts: EvenUses
     size: int
     group: int
     items: int

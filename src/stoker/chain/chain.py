@@ -17,7 +17,6 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
-from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
@@ -245,9 +244,9 @@ class Chain:
     def _make_on_leg(self, leg: Leg) -> Chain:
         if leg.held is None:
             return replace(self, leg=leg)
-        held_items = leg.held.of_rank(self.rank_world[0])
+        own = leg.held.of_rank(self.rank_world[0])
         stages = [
-            replace(stage, counts=UsesOfLeg(held_items.remaining, held_items.spent, stage.counts))
+            replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
             if isinstance(stage, Echo) and stage.counts is not None
             else stage
             for stage in self.stages

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Recycler
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import Position, row
-from stoker.engine.echo.pool_inputs import EchoInputs
+from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
@@ -246,10 +246,10 @@ class EpochStreams:
         plan = self._plan
         if plan.indexed is None or not plan.carries_pool:
             return
+        items = plan.items_of_first(self._examples)
         for node in self._setup.position.parts:
-            if node is None:
-                continue
-            for back in node.epochs_back(plan.items_of_first(self._examples)):
+            assert isinstance(node, PoolStart)  # it is the only one
+            for back in node.snapshot.epochs_back(items):
                 epoch = self._epoch - back
                 order = plan.order(self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order

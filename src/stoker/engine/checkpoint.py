@@ -41,10 +41,6 @@ class Node(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON, with its kind: that of its part in the plan."""
 
-    def epochs_back(self, items: int) -> list[int]:
-        """Return the ages, in epochs, of carried items in it; each epoch had ``items``."""
-        return []
-
 
 @dataclass
 class Position:

@@ -10,7 +10,7 @@ from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.echo_record import RunRecord
-from stoker.schedule.factor import EvenUses, UseCounts, exact_factor
+from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -39,24 +39,22 @@ class Echo(ChainStage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
-        factor: the exact echoing factor (a factor of 1 makes no stage); None if it follows the
-            stall.
+        counts: how often each item is used, by the exact factor (a factor of 1 makes no stage);
+            None if the factor follows the stall.
         max_factor: how often an item is used at most.
         min_distance: the least number of steps between two uses of an item, if the factor follows
             the stall.
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         record: decisions of an earlier run that are replayed, or None.
-        counts: how often each item is used; None if the factor follows the stall.
     """
 
-    factor: Fraction | None
+    counts: EvenUses | None
     max_factor: int
     min_distance: int
     pool: int | None
     pool_bytes: int | None
     record: RunRecord | None = None
-    counts: UseCounts | None = None
     awaits_augmentation: bool = field(default=False, compare=False)
     """Whether ``max_factor`` is the default still, which a random map behind it raises."""
 
@@ -89,15 +87,13 @@ class Echo(ChainStage):
         counts = EvenUses(exact_factor(factor))
         if counts.most == 1:
             return None
-        return Echo(
-            counts.factor, counts.most, DEFAULT_MIN_DISTANCE, size, size_bytes, counts=counts
-        )
+        return Echo(counts, counts.most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
     def call(self) -> str:
-        if self.factor is None:
+        if self.counts is None:
             return f"echo(auto, max_factor={self.max_factor})"
-        return f"echo({float(self.factor):g})"
+        return f"echo({float(self.counts.factor):g})"
 
     @property
     def traits(self) -> Traits:
@@ -106,7 +102,7 @@ class Echo(ChainStage):
     @property
     def is_adaptive(self) -> bool:
         """True if the factor follows the stall."""
-        return self.factor is None
+        return self.counts is None
 
     @property
     def follows_clock(self) -> bool:
@@ -166,10 +162,10 @@ class Echo(ChainStage):
 
     def signature(self) -> str:
         """Return its factor and pool; without the pool if it is adaptive, as that may change."""
-        if self.is_adaptive:
+        if self.counts is None:
             return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
-        return f"echo({self.factor}, pool={size})"
+        return f"echo({self.counts.factor}, pool={size})"
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Describe its place in the echoing paper's words, its pool, and its policy."""

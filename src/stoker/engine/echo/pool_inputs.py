@@ -69,10 +69,6 @@ class PoolStart(Node):
         )
         return {"kind": EchoPoint.kind, "items": self.items, **json}
 
-    def epochs_back(self, items: int) -> list[int]:
-        back: list[int] = self.snapshot.epochs_back(items)
-        return back
-
 
 class EchoInputs(Inputs, Generic[AnyPool]):
     """The uses of the items in a pool, as the inputs of a segment.

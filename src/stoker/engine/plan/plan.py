@@ -186,9 +186,10 @@ class Plan:
 
     def uses_behind(self, segment: Segment) -> float:
         """Return how often an output of a segment is used, by a fixed factor behind it."""
-        if self.pool is None or self.pool.at < segment.at:
+        counts = None if self.pool is None else self.pool.echo.counts
+        if self.pool is None or counts is None or self.pool.at < segment.at:
             return 1.0
-        return float(self.pool.echo.factor or 1)
+        return float(counts.factor)
 
     @cached_property
     def pool(self) -> EchoPoint | None:
@@ -255,7 +256,7 @@ class Plan:
             return False
         if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
             return False
-        return point.echo.is_adaptive and not point.on_device and not point.leaks
+        return point.echo.is_adaptive and not point.on_device
 
     def items_of_first(self, examples: int) -> int:
         """Return how many outputs the first segment makes of ``examples`` examples."""

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.factor import UseCounts
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.rng import Fractions, Rekeyed
 
@@ -89,7 +89,7 @@ class Pool:
 
     def __init__(
         self,
-        counts: UseCounts,
+        counts: EvenUses,
         size: int,
         group: int,
         key: NDArray[np.uint64],

@@ -621,14 +621,17 @@ def make_jealous() -> Jealous:
 
 
 def test_a_consumer_that_writes_into_its_batches_harms_nobody() -> None:
-    def build(workers: int) -> stoker.Pipeline:
-        chain = of(30).shuffle(buffer=6).echo(3, pool=12).random_map(jitter, on="x")
-        return chain.batch(4).echo(2).workers(workers)
+    def build(workers: int, *, whole: bool) -> stoker.Pipeline:
+        chain = of(30).shuffle(buffer=6)
+        chain = chain if whole else chain.echo(3, pool=12)
+        chain = chain.random_map(jitter, on="x").batch(4)
+        return (chain.echo(2) if whole else chain).workers(workers)
 
-    expected = stream(build(0))
-    found = []
-    with small_pools_allowed():
-        for batch in build(2):
-            found.append(frozen(batch))
-            batch["x"].fill(-99)
-    assert found == expected
+    for whole in (False, True):
+        expected = stream(build(0, whole=whole))
+        found = []
+        with small_pools_allowed():
+            for batch in build(2, whole=whole):
+                found.append(frozen(batch))
+                batch["x"].fill(-99)
+        assert found == expected

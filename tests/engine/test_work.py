@@ -149,14 +149,14 @@ def test_to_return_nothing_is_a_mistake() -> None:
     assert isinstance(error_of(value).__cause__, TypeError)
     assert "return the example" in str(error_of(value))
     work = work_of(examples.batch(2).map(lambda batch: None))
-    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, 0, spent(work), 1)))
+    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, spent(work), 1)))
 
 
 def test_behind_a_batch_failures_name_the_batch() -> None:
     pipeline = stoker.from_dataset(range(20), seed=0).batch(2).map(fail_on_three)
     work = work_of(pipeline)
-    assert work.finish(1, 0, 0, spent(work), 1) == 101
-    failure = work.finish(3, 6, 0, spent(work), 1)
+    assert work.finish(1, 0, spent(work), 1) == 101
+    failure = work.finish(3, 6, spent(work), 1)
     assert (error_of(failure).batch, error_of(failure).index) == (6, None)
     assert failure.part is None  # nothing may skip it
     assert error_of(work.batch_failure(ValueError(), 5)).batch == 5

@@ -71,7 +71,7 @@ class ItemUses(NamedTuple):
         ages: steps since each item's last use, as in ``Draw.ages``.
     """
 
-    items: list[Item]
+    items: list[Any]
     ordinals: list[int]
     uses: list[int]
     ages: list[int]

@@ -50,8 +50,8 @@ class EvenUses:
     """
 
     factor: Fraction
-    remaining: NDArray[np.int64] = field(default_factory=_none, compare=False)
-    spent: NDArray[np.int64] = field(default_factory=_none, compare=False)
+    remaining: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
+    spent: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
 
     @property
     def most(self) -> int:

@@ -20,22 +20,22 @@ Results::
     [results/draws.json]
     a call                           ns
     -----------------------------------
-    seeding random.Random         3,897
-    seeding Generator, PCG64      1,900
-    seeding Generator, Philox     1,720
-    seeding Generator, SFC64      9,815
-    seeding Generator, MT19937  153,467
-    seeding RandomState           1,768
-    seeding torch.Generator       1,161
-    looking at the global ones    4,040
+    seeding random.Random         4,072
+    seeding Generator, PCG64      2,053
+    seeding Generator, Philox     1,787
+    seeding Generator, SFC64     11,977
+    seeding Generator, MT19937  197,437
+    seeding RandomState           2,164
+    seeding torch.Generator       1,230
+    looking at the global ones    4,873
 
-    code of the user's, inline    examples/s         of not looked at
-    -----------------------------------------------------------------
-    draws nothing                    539,727   0.798 (0.738 .. 0.852)
-    draws nothing, not looked at     665,681               1 (1 .. 1)
-    draws from random                 69,636  0.105 (0.0945 .. 0.108)
-    draws from its own PCG64         130,639    0.196 (0.19 .. 0.219)
-    by hand, draws nothing           922,313      1.38 (1.29 .. 1.45)
+    code of the user's, inline    examples/s        of not looked at
+    ----------------------------------------------------------------
+    draws nothing                    300,395  0.765 (0.643 .. 0.792)
+    draws nothing, not looked at     415,669              1 (1 .. 1)
+    draws from random                 50,341   0.121 (0.111 .. 0.14)
+    draws from its own PCG64          77,443    0.188 (0.17 .. 0.34)
+    by hand, draws nothing           517,085     1.23 (1.03 .. 1.37)
     [end]
 
 Caveats: examples of a microsecond show the cost of looking at its largest, some 20 us a batch; in a

@@ -54,6 +54,7 @@ Results::
     large PNGs, by CPU                 17                          20      1.18 (1.17 .. 1.2)  1.00
     echo around a fast loader      25,554                      27,243     1.07 (1.04 .. 1.13)  0.98
     first batch, 100,000 files          9                          12      1.3 (1.27 .. 1.51)  0.67
+    README's chain, echo 2          2,572      torch 1,191      1,075  0.463 (0.396 .. 0.489)  0.90
     [end]
 
 Where it is behind, and why:
@@ -64,6 +65,9 @@ Where it is behind, and why:
   used here: a batch takes less than 1 ms.
 - echo 2: these maps are the bench's own, so nothing is known of them but trials. Where other
   programs leave no second core, a trial finds that a second thread is of no use.
+- README's chain: photographs go from the decoding threads to worker processes, and their crops
+  back, as users' code runs in processes unless it is declared ``stoker.thread_safe``; the limit has
+  no processes. New ones are forked for each epoch of half a second, DataLoader's are kept.
 - windows of an array: a batch takes the loop by hand 8 us. Here it takes the engine 4 us, and the
   order 2 to 3 us, which of more than a million examples is computed as it is used; by hand it is
   there beforehand. Copying the rows takes less than by hand.

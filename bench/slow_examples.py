@@ -10,7 +10,7 @@ torch's ``DataLoader`` in order and with ``in_order=False``, with eight worker p
 for all epochs; SPDL, with eight threads, in order and as examples come (``output_order``). stoker's
 workers are threads. Wall time of an epoch, in turns.
 
-And what ``late=2`` and ``patience=`` cost where no example is slow: the processor time of this
+And what ``late=2`` and ``timeout_s=`` cost where no example is slow: the processor time of this
 process for an example of 20 us, with two threads; "over" is by how much it grows.
 
 Command::
@@ -66,10 +66,10 @@ Results::
     -----------------------------------------------
     neither                              22.5   0.0
     late=2                               25.0   2.5
-    patience="30s"                       46.5  24.1
+    timeout_s=60                         46.5  24.1
     [end]
 
-With ``patience=`` threads read, map and deliver examples one by one, so that it is known which one
+With ``timeout_s=`` threads read, map and deliver examples one by one, so that it is known which one
 is stuck: 57 calls an example more, of which its stamps are six.
 
 Caveats: it sleeps, so that a processor is never short. ``DataLoader`` hands out whole batches out
@@ -252,7 +252,7 @@ def main() -> None:
         costs = {
             PLAIN: partial(example_us, data.batch(64).workers(2)),
             "late=2": partial(example_us, data.batch(64, late=2).workers(2)),
-            'patience="30s"': partial(example_us, data.batch(64).workers(2, patience="30s")),
+            "timeout_s=60": partial(example_us, data.batch(64).workers(2, timeout_s=60)),
         }
         for case, each in interleaved(costs, rounds).items():
             found.add(case=case, example_us=each)

@@ -34,6 +34,14 @@ Results::
     [results/users_code.json]
                                           examples/s  first ms  MiB       the defaults / it
     ---------------------------------------------------------------------------------------
+    dicts: stoker                            857,802        59    5              1 (1 .. 1)
+    dicts: stoker, thread_safe               939,205        17    4   0.928 (0.618 .. 1.74)
+    dicts: stoker before                   1,223,886        21    4   0.892 (0.539 .. 1.06)
+    dicts: DataLoader, 0                   1,035,914        11   11     0.94 (0.81 .. 1.09)
+    dicts: stoker, 2                          93,246        75   21     9.67 (8.22 .. 11.5)
+    dicts: DataLoader, 2                      80,693        62   43       10.6 (9.02 .. 13)
+    dicts: stoker, 2, persistent              79,791        78   20       11 (8.49 .. 14.7)
+    dicts: DataLoader, 2, persistent          77,740        55   43     11.8 (8.06 .. 15.1)
     Python: stoker                             1,460        57   19              1 (1 .. 1)
     Python: stoker, thread_safe                  872        31    3     1.67 (1.64 .. 2.37)
     Python: stoker before                        879        33    3     1.66 (1.62 .. 1.86)
@@ -78,6 +86,22 @@ Results::
     waits: DataLoader, 8, persistent           1,889       167  100     1.07 (1.05 .. 1.12)
     waits: stoker, 16, persistent              3,382       160   92   0.595 (0.57 .. 0.624)
     waits: DataLoader, 16, persistent          3,499       260  185   0.586 (0.56 .. 0.605)
+    paths: stoker                            727,936       617    4              1 (1 .. 1)
+    paths: stoker, thread_safe               828,966       285    4   0.886 (0.852 .. 1.02)
+    paths: stoker before                     990,920        12    4  0.765 (0.675 .. 0.957)
+    paths: DataLoader, 0                     930,995        55   52  0.774 (0.626 .. 0.837)
+    paths: stoker, 2                          96,917       338  438      7.34 (6.89 .. 8.4)
+    paths: DataLoader, 2                     215,638       104  495      3.28 (2.7 .. 3.67)
+    paths: stoker, 2, persistent              99,328       366  437     7.16 (6.92 .. 7.57)
+    paths: DataLoader, 2, persistent         241,831       109  495     3.03 (2.92 .. 3.51)
+    array: stoker                            500,778        52    5              1 (1 .. 1)
+    array: stoker, thread_safe               615,406        13    4  0.849 (0.128 .. 0.931)
+    array: stoker before                     608,147        14    4   0.873 (0.135 .. 1.17)
+    array: DataLoader, 0                     294,908        10   10    1.87 (0.291 .. 2.14)
+    array: stoker, 2                          93,290        65   31      5.67 (0.95 .. 8.5)
+    array: DataLoader, 2                      72,321        48   42     7.52 (1.02 .. 8.75)
+    array: stoker, 2, persistent              89,888        67   31    6.03 (0.847 .. 6.39)
+    array: DataLoader, 2, persistent          65,792        53   42     8.67 (1.11 .. 9.54)
     echo: stoker                               1,512        73  224              1 (1 .. 1)
     echo: stoker, thread_safe                  2,105        31  110  0.743 (0.597 .. 0.771)
     echo: stoker before                        2,174        32  110  0.705 (0.555 .. 0.808)
@@ -89,20 +113,26 @@ Results::
 
     the defaults over    DataLoader, as many        DataLoader, best        which is
     --------------------------------------------------------------------------------
+    dicts                  10.6 (9.02 .. 13)     0.94 (0.81 .. 1.09)               0
     Python             0.978 (0.928 .. 1.05)   0.978 (0.928 .. 1.05)   2, persistent
     Pillow             0.945 (0.934 .. 1.01)   0.945 (0.934 .. 1.01)   2, persistent
     tokenizer            1.02 (0.964 .. 1.1)     1.02 (0.964 .. 1.1)   2, persistent
     lists                1.85 (1.72 .. 2.25)  0.844 (0.792 .. 0.879)               0
     waits              0.586 (0.56 .. 0.605)   0.586 (0.56 .. 0.605)  16, persistent
+    paths                3.03 (2.92 .. 3.51)  0.774 (0.626 .. 0.837)               0
+    array                7.52 (1.02 .. 8.75)    1.87 (0.291 .. 2.14)               0
     echo               0.998 (0.766 .. 1.06)   0.998 (0.766 .. 1.06)   2, persistent
 
     over DataLoader alike           new processes              persistent       defaults / before
     ---------------------------------------------------------------------------------------------
+    dicts                      1.1 (1.03 .. 1.18)    1.03 (0.949 .. 1.07)   0.892 (0.539 .. 1.06)
     Python                   1.03 (0.904 .. 1.18)        1.03 (1 .. 1.11)     1.66 (1.62 .. 1.86)
     Pillow                   1.07 (0.951 .. 1.18)     1.13 (0.987 .. 1.2)   0.742 (0.73 .. 0.779)
     tokenizer                 1.06 (1.05 .. 1.13)     1.08 (1.06 .. 1.16)     1.76 (1.67 .. 2.07)
     lists                  0.498 (0.466 .. 0.558)  0.358 (0.352 .. 0.388)     1.25 (1.23 .. 1.32)
     waits                  0.991 (0.975 .. 0.999)   0.987 (0.983 .. 1.01)  0.334 (0.316 .. 0.341)
+    paths                   0.44 (0.368 .. 0.475)  0.422 (0.393 .. 0.497)  0.765 (0.675 .. 0.957)
+    array                     1.29 (1.03 .. 1.34)     1.45 (1.28 .. 1.49)   0.873 (0.135 .. 1.17)
     echo                        1 (0.987 .. 1.05)     1.07 (1.03 .. 1.13)  0.705 (0.555 .. 0.808)
     [end]
 
@@ -117,8 +147,12 @@ Where it is behind, and why:
 - lists: inline by default. In processes seeds for each call, and counting the bytes of each list,
   take a quarter of the time (by a profile).
 
-The rows "dicts", "paths" and "array" are not measured since seeds, and what a process takes itself,
-are no work that decides for processes. They stay inline, as before.
+- dicts, paths and array stay inline, as before. They are slower than before because the states of
+  the global generators are compared around each millisecond of work (``bench/draws.py``). paths
+  takes 0.6 s to the first batch: looking for generators in 1.28 million pairs, and a fork of the
+  process that holds them. In processes its rows cost twice what DataLoader's do: the seeds.
+
+The rows dicts, paths and array were measured on another day than the others.
 
 Caveats: epochs take 0.3 s to 2 s, so what their beginning and end cost weighs more than in
 training: it is what workers that are forked anew cost beside persistent ones. The loop does

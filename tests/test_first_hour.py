@@ -252,7 +252,7 @@ WORKERS: Mistakes = [
     (lambda: p().workers(2, kind="processes"), "'thread', 'process' or 'ray', not 'processes'"),
     (lambda: p().workers(2, prefetch_factor=2), "'prefetch_factor'"),
     (lambda: p().workers(2, ahead=0), "For none: .workers(0)"),
-    (lambda: p().workers(2, patience="x"), "write for example '30s'"),
+    (lambda: p().workers(2, timeout_s="30s"), "a number of seconds, not '30s'"),
     (lambda: p().to("gpu"), "such as 'cuda' (any GPU"),
     (lambda: p().to(None), "change the dtype in a map"),
     (lambda: list(p().to("cpu")), ".to(cpu) moves batches: put .batch(n) before it"),

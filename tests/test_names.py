@@ -1,12 +1,19 @@
-"""One name, one meaning: classes of the package are named once."""
+"""Names: one meaning a name, and prose names what there is."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parents[1] / "src" / "stoker"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "stoker"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(r"[\w./-]+\.(py|md|toml|json)|[\w./-]+/")
 
 
 def test_a_class_name_occurs_once() -> None:
@@ -20,22 +27,24 @@ def test_a_class_name_occurs_once() -> None:
     assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_no_module_has_the_name_of_a_public_function() -> None:
-    public = ast.parse((SOURCES / "__init__.py").read_text())
-    (exported,) = (
-        ast.literal_eval(node.value)
-        for node in public.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-    modules = {path.stem for path in SOURCES.iterdir()} - {
-        "collate",
-        "images",
-        "testing",
-    }  # meant so
-    assert modules.isdisjoint(exported)
-
-
 def test_a_test_file_name_occurs_once() -> None:
-    names = Counter(file.name for file in SOURCES.parents[1].glob("tests/**/test_*.py"))
-    assert len(names) > 100
+    names = Counter(file.name for file in ROOT.glob("tests/**/test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_the_architecture_page_names_what_there_is() -> None:
+    prose = _BLOCK.sub("", ARCHITECTURE.read_text())
+    prose = prose.partition("\n## Libraries that were tried and not taken")[0]
+    quoted = set(_QUOTED.findall(prose))
+    assert len(quoted) > 100
+    paths = {text for text in quoted if _PATH.fullmatch(text)}
+    places = (SOURCES, ROOT, ROOT / "docs", ROOT / "experiments")
+    assert {path for path in paths if not any((place / path).exists() for place in places)} == set()
+    files = [
+        file for folder in ("src", "native", "tests") for file in (ROOT / folder).rglob("*.py")
+    ]
+    texts = [file.read_text() for file in (*files, ROOT / "pyproject.toml")]
+    known = {word for text in texts for word in re.findall(r"\w+", text)}
+    assert {text for text in quoted - paths if not known.issuperset(re.findall(r"\w+", text))} == (
+        set()
+    )

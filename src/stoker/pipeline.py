@@ -578,12 +578,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def workers(
         self,
-        n: int | str,
+        n: int,
         *,
         kind: str | None = None,
         persistent: bool = False,
         ahead: int | str | None = None,
-        patience: str | float | None = None,
+        timeout_s: float | None = None,
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
@@ -597,8 +597,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         else in worker processes. What you declare with ``stoker.thread_safe`` runs in threads.
 
         Args:
-            n: an upper bound, 0 for none. With ``kind="process"`` the number; for actors also
-                ``"auto"``.
+            n: an upper bound, 0 for none. Of processes and actors, the number.
             kind: ``"thread"``: all code runs in threads, which is your word that they may call it
                 at once. ``"process"``: all code runs in processes. ``"ray"``: in actors of the Ray
                 cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
@@ -607,9 +606,10 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 what your program holds then.
             ahead: how far workers may be ahead of you at most, in batches, or in bytes
                 (``"4GiB"``); without workers nothing is ahead.
-            patience: how long a stage may take for one example, ``"30s"`` or seconds: then a
-                warning names it and shows where its worker is. After four times as long it fails
-                with TimeoutError, which ``on_error=`` may skip, and the worker is replaced.
+            timeout_s: how many seconds a stage may take for one example. After a quarter of them a
+                warning names it and shows where its worker is. After all of them it fails with
+                TimeoutError: a process is replaced, and ``on_error=`` may skip the example; a
+                thread cannot be ended, so the run fails.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
@@ -619,7 +619,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             kind,
             persistent=persistent,
             ahead=ahead,
-            patience=patience,
+            timeout_s=timeout_s,
             ray_options=ray_options,
             insecure=insecure,
         )

@@ -447,11 +447,9 @@ class Stats:
     batch, how late it came, in the batches that were not in order. For labels, of which there are
     at most half as many as examples: from 0 to 1, the root of the explained variance (epsilon
     squared). For other numbers: their correlation, above 0 if large ones come late."""
-    stuck_threads: int = 0
-    """Threads that were left in this epoch because they were stuck in an example
-    (``.workers(patience=)``). They keep what they have until their call returns."""
     stuck_processes: int = 0
-    """Worker processes that were ended and replaced for the same reason."""
+    """Worker processes that were ended and replaced in this epoch because they were stuck in an
+    example (``.workers(timeout_s=)``)."""
     totals: Totals = Totals()
     """The totals since the pipeline was made, in this process."""
 
@@ -602,11 +600,8 @@ class Stats:
             notes.append(
                 f"late: {self.late_examples:,} examples ({share:.1%}) moved on{correlated}"
             )
-        if self.stuck_threads or self.stuck_processes:
-            notes.append(
-                f"stuck in an example: {self.stuck_threads} threads, which were left, and "
-                f"{self.stuck_processes} processes, which were replaced"
-            )
+        if self.stuck_processes:
+            notes.append(f"replaced {self.stuck_processes} processes that were stuck in an example")
         if self.copy_distance:
             notes.append(
                 f"copies {self.copy_distance:.1f} steps apart, "
@@ -617,7 +612,7 @@ class Stats:
 
 _SUMS = (
     "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
-    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes", "stuck_threads",
+    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes",
     "stuck_processes", "late_examples",
 )  # fmt: skip
 

@@ -362,25 +362,6 @@ def test_actors_are_placed_where_they_are_asked_for(cluster: Any) -> None:
 
 
 @pytest.mark.full
-def test_auto_borrows_what_is_lacking_and_gives_back_what_is_not(cluster: Any) -> None:
-    def sleepy(example: Any) -> Any:
-        time.sleep(0.01)
-        return example["id"]
-
-    pipeline = stoker.from_dataset(Images(20_000), seed=0).map(sleepy).workers("auto", kind="ray")
-    assert "as many Ray actors as keep the consumer fed" in str(pipeline)
-    with iter(pipeline) as examples:
-        assert next(examples) == 0
-        assert pipeline.stats().workers == 1
-        while pipeline.stats().workers < 4:  # who takes all that there is needs them all
-            next(examples)
-        while pipeline.stats().workers > 1:
-            next(examples)
-            time.sleep(0.03)
-    until(lambda: len(actors()) == 1)
-
-
-@pytest.mark.full
 def test_streams_are_read_here_and_worked_on_there(cluster: Any) -> None:
     def chain() -> Any:
         return stoker.from_iterable(range(200), seed=0).map(lambda x: {"x": x * 2}).batch(7)
@@ -509,8 +490,6 @@ say(json.dumps(len(pids())))
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="cannot be 0"):
         data().workers(0, kind="ray")
-    with pytest.raises(ValueError, match="'auto' is for kind='ray'"):
-        data().workers("auto")
     with pytest.raises(TypeError, match="whole number"):
         data().workers("many", kind="ray")
     with pytest.raises(ValueError, match="ray_options are for kind='ray'"):

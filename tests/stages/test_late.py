@@ -230,7 +230,7 @@ def test_all_of_a_record_can_be_replayed_whatever_is_planned_ahead() -> None:
     train = build().workers(0)
     with iter(train) as batches:
         recorded = [next(batches).tolist() for _ in range(5)]
-    with iter(build(train.record()).workers(1, patience="1min")) as batches:
+    with iter(build(train.record()).workers(1, timeout_s=60)) as batches:
         assert [next(batches).tolist() for _ in range(5)] == recorded
         with pytest.raises(stoker.StateError, match="the record ends at batch 5"):
             next(batches)

@@ -35,26 +35,11 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-
-
-def parse_seconds(text: str) -> float:
-    """Return the seconds of a time such as ``"30s"``, ``"500 ms"``, ``"2min"`` or ``"1h"``.
-
-    Raises ValueError, with examples, for other texts.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text)
-    unit = match and _SECONDS.get(match[2])
-    if not match or not unit:
-        raise ValueError(f"{text!r} is not a time; write for example '30s', '500ms' or '2min'")
-    return float(match[1]) * unit
-
-
 def format_seconds(seconds: float) -> str:
     """Return a time as text for people, such as ``"2.5 min"``."""
-    for unit in ("h", "min", "s"):
-        if seconds >= _SECONDS[unit]:
-            return f"{seconds / _SECONDS[unit]:.3g} {unit}"
+    for unit, unit_s in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.3g} {unit}"
     return f"{seconds * 1e3:.3g} ms"
 
 

@@ -530,8 +530,7 @@ class Run:
             worker_time=worker_time,
             late_examples=0 if late is None else late.order.moved,
             late_bias=self._late_bias(),
-            stuck_threads=pool.stuck[0],
-            stuck_processes=pool.stuck[1],
+            stuck_processes=pool.replaced,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 

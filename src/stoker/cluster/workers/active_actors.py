@@ -40,9 +40,6 @@ class ActiveActors:
     Args:
         pool: the pool that they come from.
         works: their work, by depth.
-
-    Attributes:
-        busy_ns, rows: nanoseconds that they worked, and rows that they finished.
     """
 
     def __init__(self, pool: ActorPool, works: Sequence[WorkAddress]) -> None:
@@ -53,31 +50,19 @@ class ActiveActors:
         self._free: deque[_ActorConnection] = deque()
         self._taken: set[_ActorConnection] = set()
         self._closed = False
-        self.busy_ns = 0
-        self.rows = 0
 
     @property
     def actors(self) -> list[Actor]:
         """The actors that take part."""
         with self._lock:
             connections = (*self._free, *self._taken)
-            actors = dict.fromkeys(connection.actor for connection in connections)
-            return [actor for actor in actors if not actor.is_leaving]
+            return list(dict.fromkeys(connection.actor for connection in connections))
 
     def add(self, actor: Actor) -> None:
         with self._lock:
             token = self._pool.token
             self._free.extend(_ActorConnection(actor, token) for _ in range(CONNECTIONS_EACH))
             self._changed.notify_all()
-
-    def send_away(self, actor: Actor) -> None:
-        """Remove an actor; it ends when it has finished its requests."""
-        with self._lock:
-            actor.is_leaving = True
-            self._drop_free(actor)
-            is_idle = not any(connection.actor is actor for connection in self._taken)
-        if is_idle:
-            self._pool.dismiss(actor)
 
     @contextlib.contextmanager
     def run(self, request: Request) -> Iterator[Answer | None]:
@@ -92,8 +77,6 @@ class ActiveActors:
             try:
                 answer = self._ask(connection, flat, anew=losses > 0)
                 if answer is not None:
-                    with self._lock:
-                        self.rows += len(request.places)
                     yield answer
                     return
             finally:
@@ -125,13 +108,11 @@ class ActiveActors:
     ) -> Answer | None:
         """Return an answer; None if the actor was lost."""
         try:
-            answer, ns, busy_ns = connection.ask(self._works, request, anew=anew)
+            answer: Answer = connection.ask(self._works, request, anew=anew)
+            return answer
         except (OSError, EOFError) as error:
             self._lose(connection, error)
             return None
-        with self._lock:
-            self.busy_ns += busy_ns
-        return answer, ns
 
     def _take(self) -> _ActorConnection | None:
         with self._lock:
@@ -146,15 +127,11 @@ class ActiveActors:
             return connection
 
     def _give_back(self, connection: _ActorConnection) -> None:
-        actor = connection.actor
         with self._lock:
             self._taken.discard(connection)
-            if connection.is_usable and not actor.is_leaving:
+            if connection.is_usable:
                 self._free.append(connection)
             self._changed.notify_all()
-            is_gone = actor.is_leaving and not any(each.actor is actor for each in self._taken)
-        if is_gone:
-            self._pool.dismiss(actor)
 
     def _lose(self, connection: _ActorConnection, why: Exception) -> None:
         """Stop using an actor."""

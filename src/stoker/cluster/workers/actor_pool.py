@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.basics.process import OwningProcess
-from stoker.cluster.workers.autoscaler import ActorAutoscaler
 from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
 from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.plan.plan import Plan
@@ -45,13 +44,11 @@ class Actor:
     Attributes:
         handle: Ray's actor handle.
         place: its address, node and process.
-        is_leaving: whether it ends as soon as it is idle.
     """
 
     def __init__(self, handle: Any, place: ActorPlace) -> None:
         self.handle = handle
         self.place = place
-        self.is_leaving = False
 
     def __str__(self) -> str:
         name = self.handle._actor_id.hex()[:12]
@@ -71,13 +68,11 @@ class ActorPool:
         token: the secret of connections to them.
         actors: the started ones that are not known to be lost.
         losses: texts of warnings, one a lost actor.
-        autoscaler: decides the number of actors where the user gave none.
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
         ray = require_ray(_WHAT)
         self.plan = plan
-        self.autoscaler = ActorAutoscaler()
         self._owner = OwningProcess()
         self.token = new_token()
         self._insecure = insecure
@@ -110,10 +105,6 @@ class ActorPool:
             handle = make.remote()
             begun = handle.begin.remote(self._spec, self.token, self._insecure)
             self._requested[begun] = handle
-
-    def cancel_requests(self) -> None:
-        """Cancel the requested actors that have not started yet."""
-        self._requested.clear()
 
     def collect(self, wait_s: float) -> list[Actor]:
         """Return newly started actors; wait up to this many seconds for the first.
@@ -148,36 +139,16 @@ class ActorPool:
 
     def lose(self, actor: Actor, why: object) -> None:
         """Count an actor as lost, and have Ray end its process."""
-        with self._lock:
-            if actor in self.actors:
-                rest = len(self.actors) - 1
-                by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
-                self.losses.append(f"{actor} was lost: {why}. Its work is done by {by}")
-        self.dismiss(actor)
-
-    def dismiss(self, actor: Actor) -> None:
-        """Have Ray end an actor."""
         import ray
 
         with self._lock:
             if actor not in self.actors:
                 return
             self.actors.remove(actor)
+            rest = len(self.actors)
+            by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
+            self.losses.append(f"{actor} was lost: {why}. Its work is done by {by}")
         ray.kill(actor.handle)
-
-    def room(self) -> int:
-        """Return how many more actors the cluster has room for now."""
-        import ray
-
-        free = ray.available_resources()
-        wanted = {
-            {"num_cpus": "CPU", "num_gpus": "GPU"}.get(name, name): amount
-            for name, amount in self._options.items()
-            if name in ("num_cpus", "num_gpus", "memory") and amount
-        }
-        wanted |= self._options.get("resources") or {}
-        rooms = [int(free.get(name, 0) / amount) for name, amount in wanted.items()]
-        return min(rooms, default=0)
 
 
 def _keep_in_children() -> None:

@@ -84,16 +84,13 @@ class PreparingActor:
             request = inbox.receive(link)
             with self._sending_beats(link) as sending:
                 with self._turn:
-                    began = time.perf_counter_ns()
                     work = works[request.depth]
                     ns = work.segment.counters()
                     answer = self._runner.do(work, request, ns)
-                    spent = time.perf_counter_ns() - began
-                rest = ns, spent
                 try:
-                    reply = FlatValue((answer, *rest))
+                    reply = FlatValue((answer, ns))
                 except Exception as error:
-                    reply = FlatValue((self._runner.sendable(work, request, answer, error), *rest))
+                    reply = FlatValue((self._runner.sendable(work, request, answer, error), ns))
                 with sending:
                     reply.send(link)
 

@@ -20,7 +20,7 @@ def make_pool(
     actors = kept.actors
     if not isinstance(actors, ActorPool) or actors.plan is not plan or not actors.is_ours:
         actors = kept.actors = ActorPool(plan, workers.ray_options, insecure=workers.insecure)
-    ray_workers = RayWorkers(actors, host, None if workers.count == "auto" else workers.count)
+    ray_workers = RayWorkers(actors, host, workers.count)
     try:
         ray_workers.start_actors()
     except BaseException:

@@ -1,7 +1,6 @@
 """Ray actors as the workers of an epoch, and the thread that manages them.
 
-The thread adds actors as they start, requests replacements for lost ones, and where the number is
-"auto" requests more or dismisses some.
+The thread adds actors as they start, and requests replacements for lost ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from stoker.basics.future import start_thread
 from stoker.basics.resources import usable_cores
 from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
-from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work.work import Work
 from stoker.engine.workers.tasks import Answer, Request
 from stoker.engine.workers.threads import WorkerPool
@@ -24,7 +22,7 @@ from stoker.engine.workers.threads import WorkerPool
 _FIRST_S = 30.0
 # Actors that come up take seconds; each look costs a call of Ray.
 _LOOK_S = 0.2
-# Ray had that long to find room: missing actors are requested anew, or given up.
+# Ray had that long to find room for missing actors, before more are requested.
 _REQUEST_AGAIN_S = 10.0
 # As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0
@@ -36,10 +34,10 @@ class RayWorkers:
     Args:
         actor_pool: the pool that actors come from.
         works: the work, by depth.
-        count: the number of actors; None: as many as the consumer needs.
+        count: the number of actors.
     """
 
-    def __init__(self, actor_pool: ActorPool, works: Sequence[Work], count: int | None) -> None:
+    def __init__(self, actor_pool: ActorPool, works: Sequence[Work], count: int) -> None:
         self._pool = actor_pool
         self._active = ActiveActors(actor_pool, [work.address for work in works])
         self._count = count
@@ -97,33 +95,20 @@ class RayWorkers:
 
     def _request_missing(self) -> None:
         actor_pool = self._pool
-        missing = (self._count or 1) - len(actor_pool.actors) - actor_pool.requested
+        missing = self._count - len(actor_pool.actors) - actor_pool.requested
         actor_pool.request(max(0, missing))
 
     def _run(self, pool: WorkerPool) -> None:
         try:
-            auto = self._count is None
             requested_s = time.monotonic()
-            start = self._read(pool)
             while not self._ends():
                 for actor in self._pool.collect(0.0):
                     self._active.add(actor)
                 threads, each = self.threads()
                 pool.resize(threads, threads_each=each)
-                now = self._read(pool)
-                if now.actors != start.actors:
-                    start = now
-                is_late = now.elapsed_s - requested_s > _REQUEST_AGAIN_S
-                if is_late and auto:
-                    self._pool.cancel_requests()  # what had room has none any more
-                if is_late or (auto and not now.actors and not self._pool.requested):
-                    requested_s = now.elapsed_s
+                if time.monotonic() - requested_s > _REQUEST_AGAIN_S:
+                    requested_s = time.monotonic()
                     self._request_missing()
-                if auto and now.elapsed_s - start.elapsed_s >= SPAN_S:
-                    if not self._pool.requested:
-                        self._scale(_between(start, now))
-                        requested_s = now.elapsed_s
-                    start = now
         except BaseException as error:
             pool.fail(error)
 
@@ -133,28 +118,3 @@ class RayWorkers:
             if not self._closed:
                 self._ending.wait(_LOOK_S)
             return self._closed
-
-    def _read(self, pool: WorkerPool) -> Span:
-        """Return the measurements up to now."""
-        now_s, waited_s = time.monotonic_ns() / 1e9, pool.waited_ns() / 1e9
-        active = self._active
-        return Span(now_s, waited_s, active.busy_ns / 1e9, active.rows, len(active.actors))
-
-    def _scale(self, span: Span) -> None:
-        """Request more actors, or dismiss some."""
-        if not span.actors:
-            return
-        wanted = self._pool.autoscaler.decide(span, self._pool.room())
-        self._pool.request(max(0, wanted - span.actors))
-        for actor in self._active.actors[wanted:]:
-            self._active.send_away(actor)
-
-
-def _between(start: Span, end: Span) -> Span:
-    return Span(
-        end.elapsed_s - start.elapsed_s,
-        end.waited_s - start.waited_s,
-        end.busy_s - start.busy_s,
-        end.rows - start.rows,
-        end.actors,
-    )

@@ -231,9 +231,7 @@ class SegmentRunner:
             def make(_: bool) -> list[Any]:
                 return self._outputs(work, task.number, task.indices, lambda: task.places, ns)
 
-            values = self._make(work, make, ns)
-            if self.worker_pool.may_deliver():
-                task.values = values
+            task.values = self._make(work, make, ns)
         elif remote is not None and self.is_sent and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
             rows = RemoteRows(self._delivery, self._own_work, self.recycler, task, remote, ns)
@@ -247,8 +245,6 @@ class SegmentRunner:
                     HERE.spot.at_row(at - start, 0)
                 make_rows = functools.partial(self._work_rows, work, task, at, end, ns)
                 values = self._make(work, make_rows, ns)
-                if not self.worker_pool.may_deliver():
-                    return ns
                 self._delivery.deliver(task, at, values, ns)
                 if self._own_thread is not None and task.items is not None:
                     task.kept += task.items[at:end]
@@ -353,10 +349,7 @@ class SegmentRunner:
         if task.failed is not None and task.batch is None:
             task.values = [task.failed[1]]
         else:
-            values = self._completed(self._own_work(), task)
-            if not self.worker_pool.may_deliver():
-                return
-            task.values = values
+            task.values = self._completed(self._own_work(), task)
         self._end_kept(task)
         task.batch = task.builder = task.indices = task.items = None
 
@@ -398,14 +391,6 @@ class SegmentRunner:
         if stage < work.batch_at:
             return work.inputs.failure(name, error, task.places[row], account)
         return Failure(StageError(name, error, batch=task.number))
-
-    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
-        """Put a failure in place of a row, or of the batch; return whether of the batch."""
-        if stage >= self.work.batch_at:
-            task.values = [failure]
-            return True
-        self._delivery.fail(task, row, failure)
-        return False
 
     def _complete_batches(self, work: Work, task: Task, ns: list[int]) -> list[Any]:
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stoker.basics import plugins
-from stoker.basics.resources import format_bytes, format_seconds, parse_bytes, parse_seconds
+from stoker.basics.resources import format_bytes, format_seconds, parse_bytes
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.plan.plan import Plan
@@ -89,7 +89,7 @@ class Workers:
     """The number and kind of workers: ``.workers(n, kind)``.
 
     Attributes:
-        count: the number of workers, of threads the most; "auto": as many as the consumer needs.
+        count: the number of workers, of threads the most.
         kind: "thread", "process", or a registered kind, such as "ray"; None: threads for what is
             stoker's own or declared thread-safe, processes for the user's Python code.
         ray_options: the options of Ray for each actor.
@@ -97,17 +97,16 @@ class Workers:
         grows: whether the pool may have more workers that sleep: the user named no number.
         persistent: whether worker processes stay for later epochs.
         ahead: how far workers may be ahead of the consumer; None for no limit but the window.
-        patience_ns: how long a stage may work on one example before it counts as stuck; None: as
-            long as it wants.
+        timeout_ns: how long a stage may work on one example; None: as long as it wants.
     """
 
-    count: int | Literal["auto"]
+    count: int
     kind: str | None = None
     ray_options: Mapping[str, Any] = field(default_factory=dict)
     insecure: bool = False
     grows: bool = False
     ahead: Ahead | None = None
-    patience_ns: int | None = None
+    timeout_ns: int | None = None
     persistent: bool = False
 
     @classmethod
@@ -118,7 +117,7 @@ class Workers:
         *,
         persistent: Any,
         ahead: Any,
-        patience: Any,
+        timeout_s: Any,
         ray_options: Any,
         insecure: Any,
     ) -> Workers:
@@ -140,28 +139,22 @@ class Workers:
             raise ValueError("insecure=True is for kind='ray'")
         if persistent and kind not in (None, "process"):
             raise ValueError("persistent=True is for worker processes: leave kind= out")
-        patience_ns = _patience_ns(patience)
-        if patience_ns is not None and kind not in _LOCAL:
-            raise ValueError("patience= is for threads and processes, not for actors")
-        if isinstance(n, str) and n == "auto":
-            if kind in _LOCAL:
-                raise ValueError(
-                    "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
-                )
-            return cls("auto", kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
+        timeout_ns = _timeout_ns(timeout_s)
+        if timeout_ns is not None and kind not in _LOCAL:
+            raise ValueError("timeout_s= is for threads and processes, not for actors")
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (1 if kind == "process" or kind not in _LOCAL else 0):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        if patience_ns is not None and not n:
-            raise ValueError("patience= needs workers: nobody can end what the loop itself does")
+        if timeout_ns is not None and not n:
+            raise ValueError("timeout_s= needs workers: nothing can end what the loop itself does")
         return cls(
             int(n),
             kind,
             dict(ray_options or {}),
             bool(insecure),
             ahead=Ahead.of(ahead),
-            patience_ns=patience_ns,
+            timeout_ns=timeout_ns,
             persistent=bool(persistent),
         )
 
@@ -170,30 +163,24 @@ class Workers:
         return bool(segment.users_code) if self.kind is None else self.kind != "thread"
 
     def __str__(self) -> str:
-        if self.count == "auto":
-            return "as many Ray actors as keep the consumer fed"
         kind = "" if self.kind is None else f"{self.kind} "
         text = f"{self.count} {kind}workers" if self.count else "no workers"
         if self.ahead is not None:
             text += f", {self.ahead} ahead at most"
-        if self.patience_ns is not None:
-            text += f", patience {format_seconds(self.patience_ns / 1e9)}"
+        if self.timeout_ns is not None:
+            text += f", timeout {format_seconds(self.timeout_ns / 1e9)}"
         return text
 
 
-def _patience_ns(patience: Any) -> int | None:
-    """Check ``.workers(patience=)``."""
-    if patience is None:
+def _timeout_ns(timeout_s: Any) -> int | None:
+    """Check ``.workers(timeout_s=)``."""
+    if timeout_s is None:
         return None
-    if isinstance(patience, str):
-        seconds = parse_seconds(patience)
-    elif is_number(patience):
-        seconds = float(patience)
-    else:
-        raise TypeError(f"patience= is a time such as '30s', or seconds, not {patience!r}")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"patience= must be more than nothing, not {patience!r}")
-    return max(1, int(seconds * 1e9))
+    if not is_number(timeout_s):
+        raise TypeError(f"timeout_s= is a number of seconds, not {timeout_s!r}")
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s= must be more than 0 seconds, not {timeout_s!r}")
+    return max(1, int(timeout_s * 1e9))
 
 
 class KeptWorkers:
@@ -240,8 +227,8 @@ def make_pool(
         kept: the workers that earlier epochs have left.
     """
     pool = _made_pool(workers, plan, host, autotuner, kept)
-    if workers.patience_ns is not None and workers.count:
-        pool.watch_over(workers.patience_ns)
+    if workers.timeout_ns is not None and workers.count:
+        pool.watch_over(workers.timeout_ns)
     return pool
 
 
@@ -254,7 +241,6 @@ def _made_pool(
     if workers.kind not in _LOCAL:
         assert workers.kind is not None
         return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
-    assert workers.count != "auto"
     if not any(workers.sends(work.segment) for work in host):
         return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
     # These take their time to import.
@@ -271,7 +257,7 @@ def _made_pool(
         kept.tell_of_cost,
         is_asked=workers.kind == "process",
         grows=workers.grows,
-        watched=workers.patience_ns is not None,
+        watched=workers.timeout_ns is not None,
     )
 
 

@@ -114,7 +114,7 @@ class WorkerPool:
         tells_of_cost: tells the user that work that stays inline is costly; None if there is no
             need to.
         is_whole: whether the consumer has all outputs of its epoch.
-        watch: tells which workers are stuck; None without ``.workers(patience=)``.
+        watch: tells which workers are stuck; None without ``.workers(timeout_s=)``.
     """
 
     def __init__(
@@ -148,7 +148,6 @@ class WorkerPool:
         self.is_whole = self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
-        self._left: set[threading.Thread] = set()
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
@@ -190,10 +189,10 @@ class WorkerPool:
         elif not self._stays_inline:
             self.active, self._tuning = self.limit, None
 
-    def watch_over(self, patience_ns: int) -> None:
+    def watch_over(self, timeout_ns: int) -> None:
         """Watch for workers that are stuck."""
         self.take_all()
-        self.watch = Watch(self, patience_ns)
+        self.watch = Watch(self, timeout_ns)
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning; the consumer calls this."""
@@ -356,34 +355,9 @@ class WorkerPool:
         self._progress.notify_all()
 
     @property
-    def stuck(self) -> tuple[int, int]:
-        """How many threads were left, and how many processes were ended, as they were stuck."""
-        return (0, 0) if self.watch is None else (self.watch.left, self.watch.replaced)
-
-    def may_deliver(self) -> bool:
-        """Whether the calling worker may deliver: nobody has given its example up."""
-        return self.watch is None or self.watch.may_deliver()
-
-    def leave(self, number: int, stuck: threading.Thread) -> None:
-        """Have another thread take the place of one that is stuck; call with the lock held."""
-        self._left.add(stuck)
-        self._threads[number] = self._thread(number)
-
-    def give_up(self, task: Task, rows: range, row: int, stage: int, failure: Any) -> None:
-        """Put a failure in place of a row, or of a whole batch; call with the lock held.
-
-        Of the ``rows`` that a thread had claimed, those before are done; others do those behind.
-        """
-        runner = task.runner
-        is_batch = runner.give_up(task, row, stage, failure)
-        task.finished += task.rows if is_batch else row + 1 - rows.start
-        if not is_batch and row + 1 < rows.stop:
-            self._queue.leave(task, range(row + 1, rows.stop))
-            self._work.notify()
-        if task.finished >= task.rows:
-            runner.complete(task)
-            task.done_ns = time.perf_counter_ns()
-            self._settle(task)
+    def replaced(self) -> int:
+        """How many processes were ended, as they were stuck."""
+        return 0 if self.watch is None else self.watch.replaced
 
     def _wait_for_progress(self) -> None:
         self._waiting_since_ns = time.perf_counter_ns()
@@ -474,10 +448,7 @@ class WorkerPool:
 
     def _start(self) -> None:
         for number in range(len(self._threads), self.active):
-            self._threads.append(self._thread(number))
-
-    def _thread(self, number: int) -> threading.Thread:
-        return start_thread(f"{WORKER_NAME}-{number}", self._run, number)
+            self._threads.append(start_thread(f"{WORKER_NAME}-{number}", self._run, number))
 
     def _run(self, number: int) -> None:
         remotes = self._remotes
@@ -504,9 +475,7 @@ class WorkerPool:
                             (self._work if number < self.active else self._bench).wait()
                 planned = chore is not None
                 if claim is not None:
-                    self._do(*claim, remote, number)
-                    if threading.current_thread() in self._left:
-                        return  # another has taken its place
+                    self._do(*claim, remote)
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
@@ -516,13 +485,10 @@ class WorkerPool:
         if self.active:
             self._work.notify(self.active if task.rows > 1 else 1)
 
-    def _do(self, task: Task, rows: range, remote: Any, number: int = 0) -> bool:
-        """Compute rows of a task; return whether the task is done.
-
-        ``number`` is that of the worker.
-        """
-        watch = self.watch
-        job = None if watch is None else watch.begin(number, task, rows, remote)
+    def _do(self, task: Task, rows: range, remote: Any) -> bool:
+        """Compute rows of a task; return whether the task is done."""
+        if self.watch is not None:
+            self.watch.begin(task, rows, remote)
         trial = self._tuning.trial if self._tuning is not None else None
         is_sampled = (
             self._untimed_ns > SAMPLED_NS * self.active and remote is None and self.active > 0
@@ -532,8 +498,6 @@ class WorkerPool:
         runner = task.runner
         began_cpu = 0 if self._first is None else time.thread_time_ns()
         spent, count = runner.run(task, rows.start, rows.stop, remote), len(rows)
-        if job is not None and job.is_given_up:
-            return False
         last = count == task.rows
         if not last:
             with self.lock:
@@ -541,8 +505,8 @@ class WorkerPool:
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
-        if watch is not None and job is not None and watch.end(job):
-            return False
+        if self.watch is not None:
+            self.watch.end()
         timed = timer.read_ns() if timer is not None else None
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here

@@ -1,16 +1,14 @@
-"""Watches for workers that are stuck in an example: ``.workers(patience=)``.
+"""Watches for workers that are stuck in an example: ``.workers(timeout_s=)``.
 
-A thread looks at each worker's ``Spot`` some times within the patience. A stage's work on one
-example that has not ended within it is warned of, by the consumer; after ``GIVES_UP`` times the
-patience the example is given up. It becomes a failure as if the stage had raised TimeoutError, so
-that skip budgets apply.
+A thread looks at each worker's ``Spot`` now and then. The consumer warns of a stage's work on one
+example that takes longer than ``WARNED_FRACTION`` of the timeout. After the timeout:
 
-- A process is killed, and another takes its place. What else it had to do is done again.
-- A thread cannot be ended. It is left, another takes its place, and what it may yet return is
-  dropped: it delivers nothing without asking (``may_deliver``).
+- A process is ended, and another takes its place. The example becomes a failure as if the stage had
+  raised TimeoutError, so that skip budgets apply. What else the process had to do is done again.
+- A thread cannot be ended, so the run fails with that error.
 
-Threads do their rows one by one, so that it is known which one is stuck; others do the rest. Time
-is counted in looks: while this whole process is stopped, nobody loses patience.
+Threads do their rows one by one, so that it is known which one is stuck. Time is counted in looks:
+while this whole process is stopped, no time passes.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
 from stoker.errors import StageError
 
-GIVES_UP = 4
-"""The multiple of the patience after which an example is given up. A storage client that waits for
-60 s, as many do, may try twice within a patience of 30 s. Chosen, not measured."""
-# Looks within a patience: a warning comes late by an eighth of it at most.
+WARNED_FRACTION = 0.25
+"""The part of the timeout after which an example is warned of. Chosen, not measured."""
+# Looks within that time: a warning comes late by an eighth of it at most.
 _LOOKS = 8
 # The frames of a stack that are shown: the innermost.
 _FRAMES = 12
@@ -43,7 +40,7 @@ _END_S = 5.0
 
 
 class WatchedPool(Protocol):
-    """The pool of workers that a watch asks to act; the last three with its lock held."""
+    """The pool of workers that a watch tells."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
@@ -53,28 +50,23 @@ class WatchedPool(Protocol):
 
     def fail(self, error: BaseException) -> None: ...
 
-    def wake_consumer(self) -> None: ...
-
-    def leave(self, number: int, stuck: threading.Thread) -> None: ...
-
-    def give_up(self, task: Any, rows: range, row: int, stage: int, failure: Failure) -> None: ...
+    def wake_consumer(self) -> None:
+        """Call with the lock held."""
+        ...
 
 
 class Job:
     """What one worker thread has claimed, and where it is.
 
     Attributes:
-        is_given_up: whether the thread is left, and must deliver nothing.
         verdict: the row on which a process was ended, and the row's failure.
     """
 
-    def __init__(self, number: int, task: Any, rows: range, remote: Any, spot: Spot) -> None:
-        self.number = number
+    def __init__(self, task: Any, rows: range, remote: Any, spot: Spot) -> None:
         self.task = task
         self.rows = rows
         self.remote = remote
         self.thread = threading.current_thread()
-        self.is_given_up = False
         self.verdict: tuple[int, Failure] | None = None
         self._spot = spot
         self._slot = 0 if remote is None else remote.number
@@ -120,19 +112,20 @@ class Watch:
 
     Args:
         pool: the pool.
-        patience_ns: how long a stage may work on one example.
+        timeout_ns: how long a stage may work on one example.
 
     Attributes:
-        left: how many threads were left; ``replaced``: how many processes were ended.
+        replaced: how many processes were ended.
         warnings: what the consumer is to warn of.
     """
 
-    def __init__(self, pool: WatchedPool, patience_ns: int) -> None:
-        self.left = self.replaced = 0
+    def __init__(self, pool: WatchedPool, timeout_ns: int) -> None:
+        self.replaced = 0
         self.warnings: list[str] = []
         self._pool: WatchedPool | None = pool
         self._lock = pool.lock
-        self._patience_ns = patience_ns
+        self._timeout_ns = timeout_ns
+        self._warned_ns = max(1, int(WARNED_FRACTION * timeout_ns))
         self._jobs: dict[int, Job] = {}
         self._running = threading.Lock()  # no Event: Ctrl-C could leave the lock in it held
         self._running.acquire()
@@ -156,7 +149,7 @@ class Watch:
             thread.join(_END_S)
         self._pool = None  # it refers to this
 
-    def begin(self, number: int, task: Any, rows: range, remote: Any) -> Job:
+    def begin(self, task: Any, rows: range, remote: Any) -> Job:
         """Watch what the calling worker thread does next."""
         if remote is None and HERE.spot is None:
             HERE.spot = Spot([0] * CELLS)
@@ -164,27 +157,15 @@ class Watch:
         assert spot is not None
         if remote is None:
             spot.leave()
-        job = Job(number, task, rows, remote, spot)
+        job = Job(task, rows, remote, spot)
         with self._lock:
             self._jobs[threading.get_ident()] = job
         return job
 
-    def end(self, job: Job) -> bool:
-        """Stop watching the calling thread; return whether it was left meanwhile."""
+    def end(self) -> None:
+        """Stop watching the calling thread."""
         with self._lock:
-            if not job.is_given_up:
-                self._jobs.pop(threading.get_ident(), None)
-            return job.is_given_up
-
-    def may_deliver(self) -> bool:
-        """Whether the calling worker may deliver; if so, it is not given up while it does."""
-        with self._lock:
-            job = self._jobs.get(threading.get_ident())
-            if job is None:  # not a worker, or one that was left
-                return HERE.spot is None
-            if job.remote is None and HERE.spot is not None:
-                HERE.spot.leave()
-            return True
+            del self._jobs[threading.get_ident()]
 
     def verdict(self) -> tuple[int, Failure] | None:
         """Return the row on which the calling thread's process was ended, once; None: another's."""
@@ -198,15 +179,15 @@ class Watch:
         with self._lock:
             for job in self._jobs.values():
                 job.look(passed_ns)
-            late = [job for job in self._jobs.values() if job.waited_ns >= self._patience_ns]
+            late = [job for job in self._jobs.values() if job.waited_ns >= self._warned_ns]
         for job in late:
             if not job.is_told:
                 self._tell(job)
-            if job.waited_ns >= GIVES_UP * self._patience_ns:
+            if job.waited_ns >= self._timeout_ns:
                 self._give_up(job)
 
     def _run(self) -> None:
-        period_ns = max(1, self._patience_ns // _LOOKS)
+        period_ns = max(1, self._warned_ns // _LOOKS)
         try:
             while not self._running.acquire(timeout=period_ns / 1e9):
                 self.look(period_ns)
@@ -214,9 +195,10 @@ class Watch:
             self._of_pool.fail(error)
 
     def _failure(self, job: Job, stack: str) -> Failure:
-        waited, patience = format_seconds(job.waited_ns / 1e9), self._patience_ns / 1e9
+        waited, timeout_s = format_seconds(job.waited_ns / 1e9), self._timeout_ns / 1e9
         error = TimeoutError(
-            f"no end after {waited} (.workers(patience={patience:g})), in {job.worker}, at\n{stack}"
+            f"no end after {waited} (.workers(timeout_s={timeout_s:g})), in {job.worker}, at\n"
+            f"{stack}"
         )
         failure: Failure = job.task.runner.failure_at(job.task, job.row, job.stage, error)
         return failure
@@ -226,14 +208,14 @@ class Watch:
         stack = job.stack()
         error = self._failure(job, stack).error
         assert isinstance(error, StageError)
-        waited, end = job.waited_ns / 1e9, GIVES_UP * self._patience_ns / 1e9
+        waited, end = format_seconds(job.waited_ns / 1e9), format_seconds(self._timeout_ns / 1e9)
+        skips = "" if job.remote is None else ", which on_error= may skip"
         with self._lock:
             if job.has_moved:
                 return
             self.warnings.append(
-                f"{error.where} has been in {error.stage} for {format_seconds(waited)} (patience: "
-                f"{format_seconds(self._patience_ns / 1e9)}), in {job.worker}, at\n{stack}\n"
-                f"After {format_seconds(end)} it fails with TimeoutError, which on_error= may skip"
+                f"{error.where} has been in {error.stage} for {waited}, in {job.worker}, at\n"
+                f"{stack}\nAfter {end} it fails with TimeoutError{skips}"
             )
             self._of_pool.wake_consumer()
 
@@ -242,16 +224,12 @@ class Watch:
         with self._lock:
             if job.has_moved or self._of_pool.closed or job.verdict is not None:
                 return
-            if job.remote is not None:
+            if job.remote is None:
+                self._of_pool.fail(failure.error)
+            else:
                 self.replaced += 1
                 job.verdict = job.row, failure
                 job.remote.give_up()
-            else:
-                self.left += 1
-                job.is_given_up = True
-                del self._jobs[job.thread.ident or 0]
-                self._of_pool.leave(job.number, job.thread)
-                self._of_pool.give_up(job.task, job.rows, job.row, job.stage, failure)
 
 
 def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:

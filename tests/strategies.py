@@ -64,9 +64,10 @@ factors = st.one_of(
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipeline to be built, echoed at some points, and filtered at some.
+    """A pipeline to be built, echoed at a point at most, and filtered at some.
 
     Attributes:
+        echoes: where, by which factor, and with which pool; one at most.
         filters: where, and which ids are left out: those that leave ``rest`` when divided by
             ``modulus``.
         shard: rank, world, whether uneven, and whether parts are drawn anew every epoch.
@@ -109,7 +110,7 @@ class Spec:
 def specs(
     draw: st.DrawFn,
     max_examples: int = 40,
-    max_echoes: int = 2,
+    max_echoes: int = 1,
     min_echoes: int = 0,
     sources: tuple[str, ...] = ("dataset", "many", "arrays", "tuples", "lmdb"),
     points: tuple[str, ...] = POINTS,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import threading
 import time
 from collections import Counter
@@ -266,7 +265,8 @@ def assert_apart(
 
 def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
     """Return how many fresh items each step of an epoch took, as far as is decided."""
-    (point,), echo = pipeline.chain.plan.echoes, decode(pipeline.record(), None).echoes[0]
+    point, echo = pipeline.chain.plan.pool, decode(pipeline.record(), None).echoes[0]
+    assert point is not None
     return [min(code, point.group) for code in echo.epochs[epoch].codes]
 
 
@@ -513,7 +513,8 @@ def test_every_example_is_used_at_least_once_and_at_most_max_factor_times(
         assert stats.uses == sum(map(len, batches))
         assert stats.batches == len(batches)
         assert stats.repeats_in_batches == 0
-        assert all(pool.held <= pool.size for pool in stats.pools)
+        assert stats.pool is not None
+        assert stats.pool.held <= stats.pool.size
     if point != "device":
         longest = max(2, min(8, pool or 16))
         most = {"max_factor": max_factor, "longest": longest}
@@ -690,32 +691,6 @@ def test_a_filter_that_lets_nothing_through_leaves_an_empty_epoch() -> None:
     assert used(chain.echo().batch(4).workers(2)) == []
 
 
-@pytest.mark.parametrize("other", [2, "auto"])
-@pytest.mark.parametrize("points", [("before", "after"), ("before", "batch"), ("batch", "device")])
-def test_it_stands_beside_other_echoes(points: tuple[str, str], other: Any) -> None:
-    for factors in (("auto", other), (other, "auto")):
-        chain = stoker.from_dataset(Slow(30), seed=0)
-        for point in POINTS:
-            if point == "after":
-                chain = chain.random_map(jitter, on="x")
-            elif point == "batch":
-                chain = chain.batch(4)
-            elif point == "device":
-                chain = chain.to("cpu")
-            if point in points:
-                chain = chain.echo(factors[points.index(point)])
-        with small_pools_allowed():
-            counts = Counter(i for batch in chain.workers(2) for i in ids(batch))
-        most = math.prod(
-            default_most(point) if factor == "auto" else factor
-            for point, factor in zip(points, factors, strict=True)
-        )
-        least = other if other == 2 else 1
-        assert set(counts) == set(range(30))
-        assert least <= min(counts.values())
-        assert max(counts.values()) <= most
-
-
 # -- how far apart
 
 APART: dict[str, Callable[..., stoker.Pipeline]] = {
@@ -789,25 +764,7 @@ def test_a_small_pool_asks_for_no_more_than_it_can_hold(point: str, batches: int
     assert pipeline.stats().realised_factor > 1.5
 
 
-@pytest.mark.parametrize("echoes", [(3, 8), (8, 3)])
-def test_nested_echoes_have_distances_of_their_own(echoes: tuple[int, int]) -> None:
-    first, second = echoes
-    chain = stoker.from_dataset(Slow(100), seed=0).shuffle().echo("auto", min_distance=first)
-    chain = chain.random_map(jitter, on="x").batch(4)  # no two of these batches are the same
-    pipeline = chain.echo("auto", min_distance=second).workers(2)
-    made: dict[bytes, int] = {}
-    echoed, numbers = [], []
-    for batch in pipeline:
-        known = batch["x"].tobytes() in made
-        numbers.append([made.setdefault(batch["x"].tobytes(), len(made))])
-        echoed += [] if known else [ids(batch)]
-    assert_apart(echoed, first)
-    assert_apart(numbers, second, whole=True)
-    assert len(echoed) > 30
-    assert len(numbers) > 1.5 * len(echoed)
-
-
-def test_a_record_is_of_one_distance() -> None:
+def test_a_record_has_the_distance_of_its_run() -> None:
     pipeline = slow(80, "before", auto(min_distance=3))
     found = stream(pipeline)
     record = through_json(pipeline.record())
@@ -946,7 +903,7 @@ def test_what_is_carried_is_read_again_only_after_a_resume(point: str) -> None:
     pipeline.load_state_dict(state)
     list(pipeline)
     again = data.reads.total() - 40
-    assert 0 < again <= pipeline.stats().pools[0].size * (4 if point == "batch" else 1)
+    assert 0 < again <= pipeline.stats().pool.size * (4 if point == "batch" else 1)
 
 
 @stoker.thread_safe
@@ -1152,7 +1109,7 @@ def test_a_record_repeats_any_epoch(
     assert [stream(again)] == found
 
 
-@pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve", "two"])
+@pytest.mark.parametrize("source", ["stream", "loader", "device", "arrays", "sieve"])
 def test_a_record_repeats_every_source(source: str) -> None:
     def build() -> stoker.Pipeline:
         if source == "loader":
@@ -1161,9 +1118,6 @@ def test_a_record_repeats_every_source(source: str) -> None:
             return stoker.from_loader(Batches(12), seed=0).to("cpu").echo()
         if source == "arrays":
             return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo().batch(4)
-        if source == "two":
-            chain = stoker.from_dataset(Slow(40), seed=0).echo()
-            return chain.random_map(jitter, on="x").batch(4).echo()
         if source == "sieve":
             data = stoker.from_dataset(Slow(60), seed=0).shuffle().filter(Keep(3, 0), on="id")
             return data.echo().random_map(jitter, on="x").batch(4)
@@ -1295,13 +1249,10 @@ def test_the_check_that_users_can_run_passes_a_replay(point: str) -> None:
     assert checked == len(found)
 
 
-@pytest.mark.parametrize("fixed", [(), ("before",), ("batch",)])
-def test_tails_agree_behind_filters_and_beside_other_echoes(fixed: tuple[str, ...]) -> None:
+def test_tails_agree_behind_filters() -> None:
     def build() -> stoker.Pipeline:
         chain = stoker.from_dataset(Slow(45), seed=3).shuffle().filter(Keep(3, 1), on="id")
-        chain = chain.echo(2) if "before" in fixed else chain
         chain = chain.map(halve, on="x").echo().random_map(jitter, on="x").batch(4)
-        chain = chain.echo(1.5) if "batch" in fixed else chain
         return chain.workers(2)
 
     with small_pools_allowed():

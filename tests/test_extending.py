@@ -176,6 +176,7 @@ def builts(draw: st.DrawFn) -> Built:
     mixed = draw(st.sampled_from([False, False, True]))
     # Parts of ranks of a mixture are equal, which nothing must change.
     leaves_out = flag if world == 1 or not mixed else st.just(False)
+    echo = draw(st.sampled_from([None, 1, 1.5, 3]))
     return Built(
         examples,
         draw(st.integers(1, 6)),
@@ -186,8 +187,8 @@ def builts(draw: st.DrawFn) -> Built:
         filtered=draw(leaves_out),
         skips=draw(leaves_out),
         dedup=draw(leaves_out),
-        echo=draw(st.sampled_from([None, 1, 1.5, 3])),
-        batch_echo=draw(flag),
+        echo=echo,
+        batch_echo=echo is None and draw(flag),
         mixed=mixed,
     )
 

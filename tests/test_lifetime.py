@@ -41,8 +41,7 @@ class Costly(Examples):
 
 def endless(workers: int, kind: str) -> stoker.Pipeline:
     chain = stoker.from_dataset(Costly(10**6), seed=0).shuffle().echo(2)
-    chain = chain.random_map(jitter, on="x").batch(4).echo(1.5)
-    return chain.workers(workers, kind=kind)
+    return chain.random_map(jitter, on="x").batch(4).workers(workers, kind=kind)
 
 
 # -- leaving early

@@ -55,7 +55,7 @@ def test_numbers_agree_with_the_statistics_and_count_over_epochs() -> None:
     assert found["stoker/fresh_examples_total"] == 3 * 20
     assert found["stoker/uses_total"] == 3 * 40
     assert found["stoker/steps_total"] == 3 * 10
-    assert found["stoker/read_bytes_total"] == 3 * 40 * ROW_BYTES  # in memory: for each use
+    assert found["stoker/read_bytes_total"] == 3 * 20 * ROW_BYTES
     assert found["stoker/elapsed_s_total"] == stats.totals.elapsed_s > stats.elapsed_s
     waited_s = stats.totals.consumer_wait_s
     assert found["stoker/consumer_wait_s_total"] == waited_s > stats.consumer_wait_s

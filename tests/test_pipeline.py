@@ -41,9 +41,6 @@ PLACES = {
     "example echoing after augmentation": (("after", Fraction(2), 24),),
     "batch echoing": (("batch", Fraction(5, 2), 4),),
     "batch echoing on the device": (("device", Fraction(3), None),),
-    "before and after": (("before", Fraction(3, 2), None), ("after", Fraction(2), 30)),
-    "before and batch": (("before", Fraction(2), 20), ("batch", Fraction(3, 2), None)),
-    "after and device": (("after", Fraction(7, 3), None), ("device", Fraction(2), 5)),
 }
 
 
@@ -135,7 +132,7 @@ def test_echo_of_one_is_the_identity(spec: Spec, place: str) -> None:
     plain = built(with_one, 0)
     stream(plain)
     assert len(plain) == len(built(without, 0))
-    assert len(plain.stats().pools) == len(without.echoes)
+    assert (plain.stats().pool is not None) == bool(without.echoes)
 
 
 @pytest.mark.parametrize("place", POINTS)
@@ -159,8 +156,8 @@ def test_an_unshuffled_epoch_without_echo_is_the_source_in_order(spec: Spec, to:
 
 
 @given(specs())
-@example(Spec(0, 4, echoes=(("before", Fraction(2), None), ("device", Fraction(2), None)), to=True))
-@example(Spec(1, 4, echoes=(("before", Fraction(5), 4), ("batch", Fraction(5), 1))))
+@example(Spec(0, 4, echoes=(("device", Fraction(2), None),), to=True))
+@example(Spec(1, 4, echoes=(("before", Fraction(5), 4),)))
 @example(Spec(1, 1, echoes=(("before", Fraction(3, 2), 1),), drop_last=True))
 @example(Spec(3, 4, echoes=(("after", Fraction(5), 100),), drop_last=True))
 def test_len_is_the_number_of_batches(spec: Spec) -> None:
@@ -397,6 +394,16 @@ def test_print_names_the_insertion_point(place: str) -> None:
     shown = str(built(placed(place)))
     assert f"; {place};" in shown.replace("  ", "; ")
     assert "seed 3" in shown
+
+
+@pytest.mark.parametrize("second", [3, "auto"])
+@pytest.mark.parametrize("first", [2, "auto"])
+def test_a_pipeline_echoes_once(first: Any, second: Any) -> None:
+    train = stoker.from_arrays(np.zeros(3), seed=0).echo(first)
+    assert train.echo(1) is not train  # which echoes nothing
+    for twice in (train.map(abs), train.batch(1)):
+        with pytest.raises(ValueError, match=r"cannot follow echo\(.*: echo once, .* product of"):
+            twice.echo(second)
 
 
 def test_print_names_an_echo_without_augmentation() -> None:

@@ -194,15 +194,6 @@ def test_a_placed_generator_does_not_depend_on_the_thread() -> None:
     assert list(there.values()) == [here] * 3
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=3))
-def test_addresses_of_uses_are_distinct_and_first_uses_fold_to_zero(uses: list[int]) -> None:
-    word = 0
-    for use in uses:
-        word = rng.fold_use(word, use)
-    assert (word == 0) == (not any(uses))
-    assert word < 1 << 64
-
-
 def test_seeds_for_other_generators_are_63_bits() -> None:
     seeds = {rng.integer_at(key(), n) for n in range(100)}
     assert len(seeds) == 100

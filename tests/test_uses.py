@@ -38,7 +38,6 @@ def pipelines() -> dict[str, Any]:
         "examples": begin().echo(3),
         "on a device": begin().echo(3).batch(8).to("cpu"),
         "batches on a device": begin().batch(8).to("cpu").echo(3),
-        "nested": begin().echo(2).batch(8).echo(2, pool=4),
     }
 
 
@@ -59,12 +58,6 @@ def test_each_use_has_its_number_and_its_distance(name: str) -> None:
             values = np.atleast_1d(np.asarray(batch)).tolist()
             last = train.last
             assert last.number.dtype == last.age_steps.dtype == np.int64
-            if name == "nested":
-                values = [tuple(values)] * len(values)
-                again = number.get(values[0], 0) + 1
-                assert last.number.tolist() == [again] * len(values)
-                number[values[0]] = again
-                continue
             for row, value in enumerate(values):
                 number[value] = number.get(value, 0) + 1
                 if last.number[row] == 1 and value not in seen:  # anew, in a new epoch

@@ -261,7 +261,7 @@ def test_a_loader_whose_state_is_an_attribute_error_has_none() -> None:
     st.integers(1, 4),
     st.sampled_from([0, 2]),
 )
-@example(Spec(300, 2, echoes=(("before", Fraction(2), None), ("batch", Fraction(2), None))), 63, 0)
+@example(Spec(300, 2, echoes=(("before", Fraction(4), None),)), 63, 0)
 def test_the_state_behind_what_was_acknowledged_is_the_one_that_was_there(
     spec: Spec, ahead: int, workers: int
 ) -> None:

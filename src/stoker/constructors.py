@@ -704,8 +704,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put stages for all parts after mix(), such as "
-                ".echo(2), or .echo([2, 1, ...]) with a factor for each"
+                ".random_map() and .filter(); put stages for all parts after mix(), as .echo(2)"
             )
     if chain.selection.calls_user:
         raise ValueError(

@@ -494,8 +494,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         consumer waits. ``record()`` returns the decisions, and ``replay`` repeats them.
 
         Args:
-            factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
-                after ``mix`` also a list, one for each part.
+            factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``.
             max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 8 for
                 example echoing before augmentation, and 4 elsewhere.
             min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
@@ -503,8 +502,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
             pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,
                 with a warning, if memory is short); by default 16 batches, or 10 % of memory.
 
-        Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
-        conflicting arguments.
+        Raises TypeError or ValueError for a factor below 1, a pool too small for a batch,
+        conflicting arguments, or a second echo.
         """
         stage = Echo.of(factor, max_factor, min_distance, pool)
         return self._derive(self.chain, "echo(1)") if stage is None else self._then(stage)
@@ -688,7 +687,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             place: where it stands in the epoch, over all ranks; by default its first place on this
                 rank, which is searched for: 14 to 35 ns for each example before it. An
                 ``.order(fn)`` is asked again for that.
-            use: the number of its use, from ``last.number``; of several echoes that of the last.
+            use: the number of its use, from ``last.number``.
 
         Raises LookupError if the epoch has no such example, or a filter leaves it out; ValueError
         on streams and loaders; the errors of the stages.
@@ -724,7 +723,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return as_metrics(self.stats(), self.clock, prefix)
 
     def __str__(self) -> str:
-        return describe(self._cursor.next_chain, self._cursor.sizes)
+        return describe(self._cursor.next_chain, self._cursor.pool_size)
 
     def __repr__(self) -> str:
         return f"<stoker.Pipeline {self.chain}>"

@@ -153,7 +153,7 @@ class WorkerTime:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """The pool of one echo."""
+    """The pool of an echo."""
 
     name: str
     """The echo as ``print(pipeline)`` names it."""
@@ -222,7 +222,7 @@ class Uses:
     """Which use of its item each example of a batch is. The caller owns the arrays."""
 
     number: NDArray[np.int64]
-    """The number of the use, ``[n]``: 1 is a fresh example. With several echoes: of the last."""
+    """The number of the use, ``[n]``: 1 is a fresh example."""
     age_steps: NDArray[np.int64]
     """Steps since the previous use, ``[n]``: 0 for a fresh example, -1 if a resume lost it."""
     valid: NDArray[np.bool_]
@@ -379,8 +379,8 @@ class Stats:
     """Outputs that may wait for the consumer."""
     window_bytes: int
     """Bytes of a full window and of recycled batch arrays, estimated from the last batch."""
-    pools: tuple[PoolStats, ...]
-    """The pools, in the order of the stages."""
+    pool: PoolStats | None
+    """The pool of the echo, if there is one."""
     filtered_examples: int = 0
     """Examples that filters and scans have left out so far."""
     skipped_examples: int = 0
@@ -429,8 +429,8 @@ class Stats:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of all pools when full."""
-        return sum(pool.bytes for pool in self.pools)
+        """Bytes of the pool when full."""
+        return 0 if self.pool is None else self.pool.bytes
 
     @property
     def bottleneck(self) -> str | None:
@@ -470,7 +470,8 @@ class Stats:
         bottleneck = self.bottleneck
         slowest = None if bottleneck == "consumer" else self._slowest()
         waits = bottleneck != "consumer"
-        names = [*(stage.name for stage in self.stages), *(pool.name for pool in self.pools)]
+        names = [stage.name for stage in self.stages]
+        names += [] if self.pool is None else [self.pool.name]
         width = max(map(len, [*names, "consumer"]))
         longest_s = max((stage.seconds for stage in self.stages), default=0.0)
         lines = [
@@ -486,7 +487,7 @@ class Stats:
             bar = "█" * round(_BAR_CHARACTERS * stage.seconds / longest_s) if longest_s else ""
             mark = _MARK if at == slowest else ""
             add(stage.name, f"{stage.seconds:8.2f} s  {rate:>14}  {bar}{mark}")
-        for pool in self.pools:
+        if (pool := self.pool) is not None:
             size = format_bytes(pool.bytes) if pool.bytes else "size not known yet"
             add(pool.name, f"pool {pool.held:,} of {pool.size:,} ({size})")
         for number, part in enumerate(self.parts, 1):

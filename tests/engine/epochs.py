@@ -32,11 +32,11 @@ class Epoch:
         pipeline: Pipeline[Any],
         workers: int = 0,
         position: Position | None = None,
-        sizes: dict[int, PoolSize] | None = None,
+        pool_size: PoolSize | None = None,
     ) -> None:
         chain = pipeline.chain
         position = position or Position()
-        self.sizes: dict[int, PoolSize] = {} if sizes is None else sizes
+        self.pool_size = pool_size or PoolSize()
         self.yielded = position.yielded
         tuned = Autotuner()
         if workers:
@@ -48,7 +48,7 @@ class Epoch:
                 0,
                 tuned,
                 Workers(workers, "thread"),
-                self.sizes,
+                self.pool_size,
                 position,
             )
         )
@@ -95,10 +95,10 @@ def epoch(
     pipeline: Pipeline[Any],
     workers: int = 0,
     position: Position | None = None,
-    sizes: dict[int, PoolSize] | None = None,
+    pool_size: PoolSize | None = None,
 ) -> Iterator[Epoch]:
     """Build the streams of a pipeline's first epoch, and end them."""
-    built = Epoch(pipeline, workers, position, sizes)
+    built = Epoch(pipeline, workers, position, pool_size)
     try:
         yield built
     finally:

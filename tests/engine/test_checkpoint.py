@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
     return frozen(value)
 
 
-# Two echoes and two filters: what one needs is asked of the one before it.
+# An echo and two filters: what one needs is asked of the one before it.
 chains = specs(max_examples=60, max_filters=2)
 
 
@@ -46,7 +46,7 @@ def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int
             rest = [frozen(output) for output in taken]
         if not head:
             return  # the epoch is empty: there is nowhere to go on from
-        with epoch(built(spec), workers, position, taken.sizes) as again:
+        with epoch(built(spec), workers, position, taken.pool_size) as again:
             resume(again.last, position)
             assert [frozen(output) for output in again] == rest
             assert again.yielded == taken.yielded
@@ -103,7 +103,7 @@ def test_long_epochs_forget_snapshots_and_records() -> None:
             position = taken.position
             rest = [frozen(output) for output in taken]
         assert rest
-        with epoch(built(spec), 0, position, taken.sizes) as again:
+        with epoch(built(spec), 0, position, taken.pool_size) as again:
             resume(again.last, position)
             assert [frozen(output) for output in again] == rest
 

@@ -299,7 +299,7 @@ def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) ->
     for count in counts:
         uses = feed.take(count)
         assert [value(item) for item in uses.items] == left[:count]
-        assert uses.use_keys == [item.use_key for item in uses.items]
+        assert uses.uses == [item.use for item in uses.items]
         assert uses.ages == [item.age for item in uses.items]
         assert all(item.scheduled == 1 and item.settled for item in uses.items)
         del left[:count]

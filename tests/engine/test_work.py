@@ -31,10 +31,10 @@ def work_of(pipeline: Pipeline[Any], segment: int = 0) -> Work:
     return Work(part, address, plan.indexed, order)
 
 
-def made(work: Work, numbers: list[int], use_keys: list[int] | None = None) -> list[Any]:
+def made(work: Work, numbers: list[int], uses: list[int] | None = None) -> list[Any]:
     """Return what becomes of inputs that are the numbers themselves."""
     values: list[Any] = list(numbers)
-    work.apply(values, numbers, use_keys, spent(work))
+    work.apply(values, numbers, uses, spent(work))
     return values
 
 
@@ -149,14 +149,14 @@ def test_to_return_nothing_is_a_mistake() -> None:
     assert isinstance(error_of(value).__cause__, TypeError)
     assert "return the example" in str(error_of(value))
     work = work_of(examples.batch(2).map(lambda batch: None))
-    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, 0, spent(work), 1)))
+    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, spent(work), 1)))
 
 
 def test_behind_a_batch_failures_name_the_batch() -> None:
     pipeline = stoker.from_dataset(range(20), seed=0).batch(2).map(fail_on_three)
     work = work_of(pipeline)
-    assert work.finish(1, 0, 0, spent(work), 1) == 101
-    failure = work.finish(3, 6, 0, spent(work), 1)
+    assert work.finish(1, 0, spent(work), 1) == 101
+    failure = work.finish(3, 6, spent(work), 1)
     assert (error_of(failure).batch, error_of(failure).index) == (6, None)
     assert failure.part is None  # nothing may skip it
     assert error_of(work.batch_failure(ValueError(), 5)).batch == 5
@@ -191,16 +191,13 @@ def test_draws_depend_on_the_address_alone(numbers: list[int], cut: int) -> None
     assert not set(made(parts, [number + 100 for number in numbers])) & set(whole)
 
 
-@given(ordinal=st.integers(0, 1 << 40), use_key=st.integers(0, 1 << 20))
-def test_draws_of_batches_depend_on_the_address_alone(ordinal: int, use_key: int) -> None:
+@given(ordinal=st.integers(0, 1 << 40))
+def test_draws_of_batches_depend_on_the_address_alone(ordinal: int) -> None:
     pipeline = stoker.from_dataset(range(100), seed=5).batch(2).random_map(draw)
     one, other = work_of(pipeline), work_of(pipeline)
-    assert one.finish(0, ordinal, use_key, spent(one), 1) == other.finish(
-        0, ordinal, use_key, spent(other), 1
-    )
-    assert one.finish(0, ordinal, use_key + 1, spent(one), 1) != other.finish(
-        0, ordinal, use_key, spent(other), 1
-    )
+    made = one.finish(0, ordinal, spent(one), 1)
+    assert made == other.finish(0, ordinal, spent(other), 1)
+    assert made != other.finish(0, ordinal + 1, spent(other), 1)
 
 
 def test_time_is_counted_for_each_stage() -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.schedule.factor import EvenUses, UsesByPart, exact_factor
-from stoker.schedule.proportions import Proportions
+from stoker.schedule.factor import EvenUses, exact_factor
 from strategies import factors
 
 
@@ -28,29 +27,6 @@ def test_each_item_has_floor_or_ceil_of_the_factor(factor: Fraction, start: int,
 @given(factors, st.integers(0, 10**9))
 def test_first_items_have_the_factor_within_one(factor: Fraction, n: int) -> None:
     assert abs(EvenUses(factor).of_first(n) - factor * n) < 1
-
-
-parts = st.lists(st.tuples(st.integers(1, 9), factors), min_size=1, max_size=4)
-
-
-@given(parts, st.integers(0, 10**6), st.lists(st.integers(0, 200), max_size=20))
-def test_items_of_a_part_have_the_uses_that_they_would_have_alone(
-    given_: list[tuple[int, Fraction]], start: int, places: list[int]
-) -> None:
-    row = Proportions(tuple(weight for weight, _ in given_))
-    alone = [EvenUses(factor) for _, factor in given_]
-    uses = UsesByPart(tuple(alone), row)
-    ordinals = start + np.array(places, np.int64)
-    expected = [
-        int(alone[part].of(np.array([number]))[0])
-        for part, number in zip(*row.parts_of(ordinals), strict=True)
-    ]
-    assert uses.of(ordinals).tolist() == expected
-    assert all(1 <= count <= uses.most for count in expected)
-    stop = start + 50
-    assert uses.of(np.arange(start, stop)).sum() == uses.of_first(stop) - uses.of_first(start)
-    for one, count in zip(alone, row.counts(stop), strict=True):
-        assert abs(one.of_first(count) - one.factor * count) < 1
 
 
 @pytest.mark.parametrize(

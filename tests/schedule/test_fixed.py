@@ -18,16 +18,15 @@ from hypothesis import strategies as st
 
 from stoker.basics import compact_integers
 from stoker.schedule import rng
-from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.pools.fixed import Draw, Pool
 from stoker.schedule.pools.fixed_snapshot import pack, unpack
-from stoker.schedule.proportions import Proportions
 from strategies import factors, few
 
 
 @dataclass(frozen=True)
 class Case:
-    counts: UseCounts
+    counts: EvenUses
     size: int
     group: int
     items: int
@@ -42,27 +41,12 @@ class Case:
 
     @property
     def promises_distinct(self) -> bool:
-        least = self.group if isinstance(self.counts, EvenUses) else 2 * self.size
-        return self.size >= self.counts.most * self.group and self.items >= least
-
-
-@st.composite
-def use_counts(draw: st.DrawFn) -> UseCounts:
-    """Draw a factor for all, or one for each part of a mixture."""
-    if draw(st.booleans()):
-        return EvenUses(draw(factors))
-    parts = draw(
-        st.lists(
-            st.tuples(st.integers(1, 5), st.just(Fraction(1)) | factors), min_size=2, max_size=3
-        )
-    )
-    each = tuple(EvenUses(factor) for _, factor in parts)
-    return UsesByPart(each, Proportions(tuple(weight for weight, _ in parts)))
+        return self.size >= self.counts.most * self.group and self.items >= self.group
 
 
 @st.composite
 def cases(draw: st.DrawFn, max_items: int = 120, max_group: int = 8, min_items: int = 0) -> Case:
-    counts = draw(use_counts())
+    counts = EvenUses(draw(factors))
     group = draw(st.integers(1, max_group))
     size = draw(
         st.one_of(
@@ -310,7 +294,7 @@ def larger_pools(draw: st.DrawFn) -> Case:
     group = draw(st.integers(1, 8))
     size = group * draw(st.integers(1, 60)) + draw(st.integers(0, group - 1))
     items = draw(st.integers(0, 5 * size))
-    return Case(draw(use_counts()), size, group, items, draw(st.integers(0, 2**32)))
+    return Case(EvenUses(draw(factors)), size, group, items, draw(st.integers(0, 2**32)))
 
 
 @few(60)

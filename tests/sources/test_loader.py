@@ -266,11 +266,9 @@ def test_maps_and_devices_behind_a_loader() -> None:
         return batch
 
     loader = DataLoader(Numbers(12), 4)
-    pipeline = (
-        stoker.from_loader(loader, seed=1).map(list).echo(2).random_map(scale).to("cpu").echo(2)
-    )
+    pipeline = stoker.from_loader(loader, seed=1).map(list).echo(2).random_map(scale).to("cpu")
     first = [frozen(batch) for batch in pipeline]
-    assert len(first) == 12
+    assert len(first) == 6
     pipeline.set_epoch(0)
     assert [frozen(batch) for batch in pipeline] == first
     assert len(set(first)) == 6

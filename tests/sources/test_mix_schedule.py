@@ -284,8 +284,6 @@ def test_what_says_no_weights_is_refused() -> None:
         iter(late.batch(8))
     with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):
         stoker.mix({a: 1, b: lambda time: 1}, stop="all")
-    with pytest.raises(ValueError, match="weights that stay"):
-        stoker.mix({a: 1, b: lambda time: 1}).echo([2, 1])
     with pytest.raises(ValueError, match="above 0"):
         stoker.mix({a: 0, b: lambda time: 1})
     blocks = stoker.from_arrays(np.arange(40)).shuffle(block=2)

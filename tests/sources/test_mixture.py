@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from shards import pack
 
 import stoker
-from stoker.schedule.factor import EvenUses
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.proportions import Proportions, whole_weights
 from stoker.testing import check_resume
-from strategies import Examples, Faulty, factors, few, frozen, jitter, stream
+from strategies import Examples, Faulty, few, frozen, jitter, stream
 
 
 @stoker.thread_safe
@@ -214,89 +213,6 @@ def test_an_echo_that_follows_the_stall_is_replayed() -> None:
     epochs = [stream(train) for _ in range(2)]
     again = build().replay(train.record())
     assert [stream(again) for _ in range(2)] == epochs
-
-
-@given(what=mixtures(), data=st.data(), batch=st.integers(1, 6))
-def test_each_part_is_echoed_by_its_own_factor(what: Any, data: st.DataObject, batch: int) -> None:
-    lengths = what[0]
-    assume(len(lengths) > 1)
-    each = data.draw(
-        st.lists(st.just(Fraction(1)) | factors, min_size=len(lengths), max_size=len(lengths))
-    )
-    train = mixed(what).echo(each, pool=6 * batch).batch(batch)
-    for _ in range(2):
-        uses = [0] * len(lengths)
-        for examples in train:
-            for x in examples:
-                uses[int(x) // 100] += 1
-        fresh = [stats.fresh_examples for stats in train.stats().parts]
-        assert sum(fresh) == len(mixed(what))
-        assert uses == [EvenUses(f).of_first(n) for f, n in zip(each, fresh, strict=True)]
-        assert -(-sum(uses) // batch) == len(train)
-
-
-def echoed_parts(workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
-    a = stoker.from_dataset(Named(30, 0)).shuffle().map(marked, on="x")
-    parts = {a: 2, stoker.from_dataset(Named(15, 100)).shuffle(): 1}
-    mixture = stoker.mix(parts, seed=8).cache("1MiB").echo([1, 2.5], pool=12)
-    return mixture.random_map(jitter, on="x").batch(4).workers(workers, kind=kind)
-
-
-def test_an_echo_by_part_resumes_anywhere_and_is_the_same_for_any_workers() -> None:
-    check_resume(echoed_parts, every=3)
-    one, many = echoed_parts(), echoed_parts(3)
-    assert stream(one) == stream(many)
-    assert stream(one) == stream(many)  # and the next epoch
-    assert "echo([1, 2.5])" in str(one)
-    ahead, whole = echoed_parts(), echoed_parts()
-    ahead.resume_at(5)
-    assert stream(ahead) == stream(whole)[5:]
-
-
-def test_ranks_echo_each_part_alike() -> None:
-    def build(rank: int) -> stoker.Pipeline:
-        a, b = (stoker.from_arrays(np.arange(100 * part, 100 * part + 40)) for part in (0, 1))
-        return stoker.mix({a: 1, b: 1}, seed=0).shard(rank=rank, world=2).echo([1, 3]).batch(8)
-
-    ranks = [[int(x) for batch in build(rank) for x in batch] for rank in range(2)]
-    assert len(ranks[0]) == len(ranks[1]) == 80
-    for part, uses in ((0, 1), (1, 3)):
-        own = [[x for x in rank if x // 100 == part] for rank in ranks]
-        assert all(each.count(x) == uses for each in own for x in each)
-        assert not set(own[0]) & set(own[1])
-
-
-@pytest.mark.parametrize(
-    ("build", "says"),
-    [
-        (lambda m: m.echo([1, 2, 3]), r"\.echo\(\[1, 2, 3\]\) has 3 factors, and the mixture 2"),
-        (lambda m: m.echo([2]), "give a single factor"),
-        (lambda m: m.echo([1, 0.5]), "at least 1"),
-        (lambda m: m.filter(third).echo([1, 2]), r"cannot follow filter\(third\)"),
-        (lambda m: m.map(abs, on_error=1).echo([1, 2]), r"cannot follow map"),
-        (lambda m: m.batch(2).echo([1, 2]), "cannot follow batch"),
-        (lambda m: m.echo(2).echo([1, 2]), "cannot follow echo"),
-    ],
-)
-def test_where_no_part_has_a_factor_of_its_own(build: Any, says: str) -> None:
-    a, b = (stoker.from_arrays(np.arange(9)) for _ in range(2))
-    with pytest.raises(ValueError, match=says):
-        build(stoker.mix({a: 1, b: 1}))
-
-
-def test_an_echo_by_part_needs_a_mixture_that_skips_nothing() -> None:
-    a, b = (stoker.from_arrays(np.arange(9), seed=0) for _ in range(2))
-    with pytest.raises(ValueError, match=r"lists factors for the parts of a mixture"):
-        a.echo([1, 2])
-    with pytest.raises(ValueError, match="cannot follow a skip budget"):
-        stoker.mix({a: 1, b: 1}, on_error=1).echo([1, 2])
-    with pytest.raises(TypeError, match="must be a number"):
-        stoker.mix({a: 1, b: 1}).echo([1, "auto"])  # type: ignore[list-item]
-    even = stoker.mix({a: 1, b: 1}).echo([1, 1])
-    assert stream(even) == stream(stoker.mix({a: 1, b: 1}))
-    state = stoker.mix({a: 1, b: 1}).echo([1, 2], pool=8).batch(2).state_dict()
-    with pytest.raises(stoker.StateError, match="another pipeline"):
-        stoker.mix({a: 1, b: 1}).echo([2, 1], pool=8).batch(2).load_state_dict(state)
 
 
 def test_what_is_done_to_one_part_is_not_done_to_others() -> None:

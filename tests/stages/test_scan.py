@@ -186,9 +186,6 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
     "example echo": lambda: distinct(source()).echo(2, pool=9).random_map(jittered).batch(3),
     "fractional echo": lambda: distinct(source()).random_map(jittered).echo(1.5, pool=8).batch(4),
     "batch echo": lambda: distinct(source()).batch(3).echo(2, pool=3),
-    "two echoes": lambda: (
-        distinct(source()).echo(2, pool=9).random_map(jittered).batch(3).echo(1.5, pool=3)
-    ),
     "filter, echo, filter": lambda: (
         source(on_error=20).map(failing_on_some).filter(is_kept).scan(counted, 0)
         .filter(stoker.thread_safe(lambda n: n % 4 > 0), on=1).echo(1.5, pool=8).batch(4)

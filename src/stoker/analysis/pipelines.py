@@ -49,7 +49,7 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
         )
     if not callable(step):
         raise TypeError(f"step must be a function of a batch, not a {type(step).__name__}")
-    if pipeline.chain.echoes:
+    if pipeline.chain.echo is not None:
         raise ValueError("leave .echo out: the analysis says what echoing would bring")
     if pipeline.chain.source.yields_batches:
         raise ValueError(

@@ -39,7 +39,7 @@ class Bookmark:
         self.chain = chain
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, to begin at, or where it ended
-        self.sizes: dict[int, PoolSize] = {}
+        self.pool_size = PoolSize()
         self.before = Clock()  # the clock before the current epoch
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
@@ -258,7 +258,7 @@ class Bookmark:
             between = chain.source.state_between(left=self._has_left_data_epoch())
             position = replace(position, loader_state=between)
         handed_out, skip = self._handed_out(), self._asked_to_skip()
-        return state.write(chain, epoch, position, self.sizes, before, handed_out, skip)
+        return state.write(chain, epoch, position, self.pool_size, before, handed_out, skip)
 
     def _handed_out(self) -> int | None:
         """Return the outputs of all step epochs; None without step epochs (``.repeat()``)."""
@@ -285,7 +285,7 @@ class Bookmark:
         )
         self._must_agree, self._set_by_epoch = True, False
         self.go_to(start.epoch, start.position)
-        self.sizes = start.sizes
+        self.pool_size = start.pool_size
         self.before = start.before
         if chain.source.yields_batches:
             self._records = {}  # pools begin empty, so earlier decisions cannot be replayed
@@ -341,17 +341,14 @@ class Bookmark:
         """Return the statistics of the running epoch, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
-                self.epoch, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
-                totals=self._totals_before,
+                self.epoch, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0,
+                self._pool_stats(0), totals=self._totals_before,
             )  # fmt: skip
-        of_run = self._run.stats(self._pools(self._run.held()))
+        of_run = self._run.stats(self._pool_stats(self._run.held))
         return replace(of_run, totals=self._totals_before + of_run.epoch_totals())
 
-    def _pools(self, counts: dict[int, int]) -> tuple[PoolStats, ...]:
-        pools = []
-        for echo in self.chain.echoes:
-            pool_size = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
-            size_bytes = pool_size.size * pool_size.item_bytes
-            count = counts.get(echo.position, 0)
-            pools.append(PoolStats(echo.name, count, pool_size.size, size_bytes))
-        return tuple(pools)
+    def _pool_stats(self, held: int) -> PoolStats | None:
+        echo, known = self.chain.echo, self.pool_size
+        if echo is None:
+            return None
+        return PoolStats(echo.name, held, known.size or echo.pool or 0, known.bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +17,6 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
-from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -245,9 +243,9 @@ class Chain:
     def _make_on_leg(self, leg: Leg) -> Chain:
         if leg.held is None:
             return replace(self, leg=leg)
-        held_items = leg.held.of_rank(self.rank_world[0])
+        own = leg.held.of_rank(self.rank_world[0])
         stages = [
-            replace(stage, counts=UsesOfLeg(held_items.remaining, held_items.spent, stage.counts))
+            replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
             if isinstance(stage, Echo) and stage.counts is not None
             else stage
             for stage in self.stages
@@ -271,9 +269,9 @@ class Chain:
             for stage in self.stages
         ]
         chain = replace(self, stages=tuple(stages))
-        for point in self.plan.echoes:
-            if not point.holds_batches:
-                point.echo.check_holds(chain.batch_size)
+        pool = self.plan.pool
+        if pool is not None and not pool.holds_batches:
+            pool.echo.check_holds(chain.batch_size)
         return chain
 
     @property
@@ -333,14 +331,14 @@ class Chain:
         return self.plan.maps
 
     @property
-    def echoes(self) -> tuple[Echo, ...]:
-        """Its echoes, in order."""
-        return tuple(point.echo for point in self.plan.echoes)
+    def echo(self) -> Echo | None:
+        """Its echo, or None."""
+        return next((stage for stage in self.stages if isinstance(stage, Echo)), None)
 
     @property
     def has_fixed_echo(self) -> bool:
-        """Whether an echo in it has a fixed factor."""
-        return any(not echo.is_adaptive for echo in self.echoes)
+        """Whether it has an echo with a fixed factor."""
+        return self.echo is not None and not self.echo.is_adaptive
 
     def check_skips(self) -> None:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
@@ -356,8 +354,8 @@ class Chain:
 
     @property
     def follows_clock(self) -> bool:
-        """Whether an echo in it decides by the items that are ready."""
-        return self.record is None and any(echo.is_adaptive for echo in self.echoes)
+        """Whether it has an echo that decides by the items that are ready."""
+        return self.record is None and self.echo is not None and self.echo.is_adaptive
 
     @property
     def is_batched(self) -> bool:
@@ -366,7 +364,7 @@ class Chain:
 
     @property
     def hands_out_uses(self) -> bool:
-        """Whether each output is one use of an echo."""
+        """Whether each output is one use of an item of its echo."""
         last = next(
             (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
         )
@@ -405,7 +403,7 @@ class Chain:
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
+        unequal = self.may_leave_out or (self.plans_batches and self.echo is not None)
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone or self.plan.late is not None
 
@@ -459,7 +457,7 @@ class Chain:
         if not fresh or world == 1 or not self.plans_batches:
             return Clock(world * fresh, world * uses, outputs)
         of_all = self.plan.cuts(self.seed, epoch).of_all(fresh)
-        return Clock(of_all, world * uses if self.echoes else of_all, outputs)
+        return Clock(of_all, of_all if self.echo is None else world * uses, outputs)
 
     def examples(self, epoch: int = 0) -> int:
         """Return this rank's fresh examples (of a loader, batches). Raises TypeError if unknown."""
@@ -556,7 +554,7 @@ class Chain:
         """Return the most items that come out in an epoch; None if unknown."""
         if not self.source.is_indexed:
             return None
-        return self.most_examples() * math.prod(echo.max_factor for echo in self.echoes)
+        return self.most_examples() * (1 if self.echo is None else self.echo.max_factor)
 
     def check_start(self) -> None:
         """Prepare for an epoch: check the number of ranks, and let each stage prepare.

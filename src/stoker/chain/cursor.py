@@ -160,7 +160,7 @@ class Cursor(Bookmark):
             epoch,
             self._autotuner,
             chain.workers_here(),
-            self.sizes,
+            self.pool_size,
             position,
             here.data_epoch_steps,
             ranks() if together else None,
@@ -240,16 +240,16 @@ class Cursor(Bookmark):
             return position, skip - steps_before
         before, rest = seek(self.chain, epoch, skip)
         if rest:
-            before = seek_behind_pool(self.chain, epoch, skip, self.sizes)
+            before = seek_behind_pool(self.chain, epoch, skip, self.pool_size)
         return (position, rest) if before is None else (before, 0)
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""
         plan, record = self.chain.plan, self.chain.record
-        if not plan.carries_pool or record is None:
+        point = plan.pool
+        if not plan.carries_pool or record is None or point is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        point = plan.echoes[0]
         moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 

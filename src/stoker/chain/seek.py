@@ -7,7 +7,7 @@ batch size differs, a new leg of the epoch begins (``schedule.leg``): a row of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from stoker.engine.echo.pools import pool_key
 from stoker.engine.packed import PackStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
-from stoker.schedule import rng
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
@@ -46,7 +45,7 @@ def can_jump(chain: Chain) -> bool:
     """
     if chain.plans_batches and chain.selection.calls_user:
         return False
-    return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
+    return chain.source.is_indexed and not chain.may_leave_out and chain.echo is None
 
 
 def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
@@ -90,31 +89,25 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock
     return epochs, outputs, before
 
 
-def seek_behind_pool(
-    chain: Chain, epoch: int, number: int, sizes: Mapping[int, PoolSize]
-) -> Position | None:
-    """Return the position at an output behind a single pool of a fixed factor, by its draws.
+def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize) -> Position | None:
+    """Return the position at an output behind a pool of a fixed factor, by its draws.
 
     None with another pool, with dropped examples, or while the pool's size is unknown.
     """
-    if not chain.source.is_indexed or chain.may_leave_out or len(chain.echoes) != 1:
+    point = chain.plan.pool
+    if not chain.source.is_indexed or chain.may_leave_out or point is None:
         return None
-    if chain.plans_batches:
-        return None
-    (point,) = chain.plan.echoes
-    echo = point.echo
-    pool_size = sizes.get(echo.position)
-    if pool_size is None and echo.pool is not None and not point.on_device:
-        pool_size = PoolSize(echo.pool)
-    if echo.counts is None or pool_size is None:
+    echo, size = point.echo, pool_size.size
+    if not size and echo.pool is not None and not point.on_device:
+        size = echo.pool
+    if chain.plans_batches or echo.counts is None or not size:
         return None
     items = chain.examples()
     for stage in chain.stages[: chain.stages.index(echo)]:
         items = items if stage.traits.selects else stage.count(items)
     each = chain.batch_size if point.holds_batches else 1
     lacking = max(0, items * each - chain.examples())  # in the last item
-    key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
-    pool = Pool(echo.counts, pool_size.size, point.group, key, items)
+    pool = Pool(echo.counts, size, point.group, pool_key(chain.seed, epoch, None), items)
     number = min(number, chain.count_of_data_epoch(epoch))
     while pool.step < number:
         pool.skip(min(number - pool.step, snapshot_steps(pool.size, pool.group)))
@@ -155,7 +148,8 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
         )
     if first.position is None or not (first.position.yielded or first.position.leg):
         is_stream = first.position is not None and by.plan.iterable is not None
-        return replace(first, position=first.position if is_stream else None, sizes={})
+        at = first.position if is_stream else None
+        return replace(first, position=at, pool_size=PoolSize())
     try:
         _check_leg(by)
         if first.rank is not None and ranks is None:
@@ -163,7 +157,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
                 "what ranks have read differs here, so the states of all are needed, in a list: "
                 "load_state_dict([state of rank 0, ...])"
             )
-        position, sizes, lost_uses = _begin_leg(ranks or [first] * by.rank_world[1], chain)
+        position, size, lost_uses = _begin_leg(ranks or [first] * by.rank_world[1], chain)
     except StateError as why:
         raise StateError(
             "the state is in the middle of an epoch, which cannot go on with "
@@ -172,7 +166,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
         ) from None
     if not rank:
         _log.warning("%s", _describe(first, position, chain, lost_uses))
-    return replace(first, position=position, sizes=sizes)
+    return replace(first, position=position, pool_size=size)
 
 
 def _by_rank(states: Sequence[Loaded]) -> list[Loaded]:
@@ -218,19 +212,14 @@ def _check_leg(by: Chain) -> None:
         raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
     if by.plan.late is not None:
         raise StateError("which examples were late is the rank's own")
-    leaves_out = by.may_leave_out
-    if not by.echoes:
+    point = by.plan.pool
+    if point is None:
         return
     if not by.source.is_indexed:
-        raise StateError(f"how far .{by.echoes[0].name} has read a stream is the rank's own")
-    (point, *others) = by.plan.echoes
-    if others or point.holds_batches:
-        raise StateError(
-            f"the batches in the pool of .{point.echo.name} are the rank's own"
-            if point.holds_batches
-            else "the pools of two echoes are the rank's own"
-        )
-    if leaves_out:
+        raise StateError(f"how far .{point.echo.name} has read a stream is the rank's own")
+    if point.holds_batches:
+        raise StateError(f"the batches in the pool of .{point.echo.name} are the rank's own")
+    if by.may_leave_out:
         joins = next((stage for stage in by.stages if stage.traits.joins), None)
         if joins is not None:
             raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
@@ -252,8 +241,8 @@ class _RankProgress(NamedTuple):
     offset: int = 0
 
 
-def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[int, PoolSize], int]:
-    """Return the first position of a new leg, the pool sizes, and the number of lost uses.
+def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSize, int]:
+    """Return the first position of a new leg, the pool's size, and the number of lost uses.
 
     Args:
         ranks: the states of all ranks that leave the epoch; equal ranks share one.
@@ -263,9 +252,9 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     at, by = first.position, first.by
     assert at is not None
     if by.plan.iterable is not None:
-        return _begin_stream_leg(first), {}, 0
+        return _begin_stream_leg(first), PoolSize(), 0
     if by.plans_batches:
-        return _begin_planned_leg(first, chain), {}, 0
+        return _begin_planned_leg(first, chain), PoolSize(), 0
     was, positions = at.leg, [each.position or Position() for each in ranks]
     are_alike = first.rank is None
     each = _progress_of_alike(first) if are_alike else [_progress_of(loaded) for loaded in ranks]
@@ -299,8 +288,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         held=held if by.has_fixed_echo else None, returned=unused, world=new_world, over=over,
         sequences=sequences, offsets=offsets,
     )  # fmt: skip
-    if not by.has_fixed_echo:
-        return Position(order=at.order, leg=leg), {}, lost_uses
+    if by.echo is None or by.echo.is_adaptive:
+        return Position(order=at.order, leg=leg), PoolSize(), lost_uses
     begins = Snapshot(
         0,
         held.each,
@@ -308,9 +297,9 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         held.of_rank(0).remaining,
         np.zeros(held.each, bool),
     )
-    sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
+    size = _pool_size(by.echo, first, chain.batch_size)
     start = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
-    return start, sizes, lost_uses
+    return start, size, lost_uses
 
 
 def _begin_stream_leg(loaded: Loaded) -> Position:
@@ -401,7 +390,7 @@ def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
     """Return the size that the earlier run chose for a pool, at most the size allowed here."""
     if echo.pool is not None:
         return PoolSize(echo.pool)
-    size = max(group, loaded.sizes[echo.position].size)
+    size = max(group, loaded.pool_size.size)
     most = max(DEFAULT_POOL_BATCHES * group, echo.pool_bytes or 0)
     return PoolSize(min(size, most))
 
@@ -437,15 +426,14 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
         return _RankProgress(rows, sequences=pack.number, offset=pack.offset)
     if isinstance(node, FilterRecord):
         return _RankProgress(node.number)
-    if not isinstance(node, PoolStart) or not by.has_fixed_echo:
+    point = by.plan.pool
+    if not isinstance(node, PoolStart) or point is None or point.echo.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
         return _RankProgress(position.fresh)
-    (point,) = by.plan.echoes
-    echo, uses_drawn = point.echo, position.yielded * by.batch_size
-    assert echo.counts is not None
-    key = pool_key(loaded.seed, loaded.epoch, echo, position.leg)
-    size = loaded.sizes[echo.position].size
-    pool = Pool(echo.counts, size, point.group, key, by.examples())
+    uses_drawn = position.yielded * by.batch_size
+    key = pool_key(loaded.seed, loaded.epoch, position.leg)
+    size = loaded.pool_size.size
+    pool = Pool(point.echo.counts, size, point.group, key, by.examples())
     pool.restore(node.snapshot)
     pool.skip(-(-uses_drawn // point.group) - pool.step)
     return _RankProgress(pool.admitted, *pool.left())

@@ -49,6 +49,8 @@ from stoker.stats import Clock
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
 _UNSIGNED = ("checksum", "loader")
+_POOL = "0"
+"""The name of the pool in a state."""
 _DIGEST_DIGITS = 8
 
 
@@ -68,7 +70,7 @@ class Loaded:
     seed: int
     epoch: int
     position: Position | None
-    sizes: dict[int, PoolSize]
+    pool_size: PoolSize
     before: Clock
     handed_out: int | None
     skip: int = 0
@@ -78,7 +80,7 @@ def write(
     chain: Chain,
     epoch: int,
     position: Position,
-    sizes: dict[int, PoolSize],
+    pool_size: PoolSize,
     before: Clock,
     handed_out: int | None = None,
     skip: int = 0,
@@ -98,7 +100,7 @@ def write(
         "epoch": epoch,
         "yielded": position.yielded,
         "uses": position.uses,
-        "pool_sizes": {str(at): r.size for at, r in sizes.items()},
+        "pool_sizes": {_POOL: pool_size.size} if pool_size.size else {},
         "parts": [node.to_json() for node in position.parts if node is not None],
         "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
@@ -150,16 +152,16 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         before = [check_integer(count) for count in state["before"]]
         _note_drawn(state, by)
         fit = _schema(state, by)
-        sizes = pool_sizes(state["pool_sizes"], fit.plan)
-        on_record = {} if chain.record is None else chain.record.echoes
-        held = {**sizes, **{at: PoolSize(echo.size) for at, echo in on_record.items()}}
+        size = pool_size_of(state["pool_sizes"], fit.plan)
+        on_record = None if chain.record is None else chain.record.echoes.get(0)
+        held = size if on_record is None else PoolSize(on_record.size)
         loaded = Loaded(
             by,
             rank,
             theirs,
             check_integer(state["epoch"]),
             position(state, fit, held),
-            sizes,
+            size,
             Clock(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,
             check_integer(state.get("skip", 0)),
@@ -218,7 +220,8 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
     if "leg" in state:
         indexed = by.plan.indexed
         begun_by, world = check_integer(state["leg"]["begun_by"], 1), by.rank_world[1]
-        most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
+        counts = None if by.echo is None else by.echo.counts
+        most = 1 if counts is None else counts.most
         if indexed is not None:
             row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row.of_all_ranks()
             places, end = indexed.places(row), indexed.places_end(row)
@@ -270,29 +273,27 @@ class StateSchema:
     leg: Leg | None = None
 
 
-def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
-    """Read the sizes of pools.
+def pool_size_of(saved: Any, plan: Plan) -> PoolSize:
+    """Read the size of the pool.
 
-    Raises KeyError, ValueError or TypeError if the pipeline has no such pools.
+    Raises KeyError, ValueError or TypeError if the pipeline has no such pool.
     """
-    points = {point.echo.position: point for point in plan.echoes}
-    found = {}
-    for at, size in sizes.items():
-        echo, group = points[int(at)].echo, points[int(at)].group
-        least, most = group, DEFAULT_POOL_BATCHES * group
-        if echo.is_adaptive:  # pool= may differ from the saved run's
-            least, most = 1, compact_integers.LARGEST
-        elif echo.pool is not None:
-            least = most = echo.pool
-        elif echo.pool_bytes is not None:
-            most = max(most, echo.pool_bytes)
-        found[echo.position] = PoolSize(check_integer(size, least, most))
-    return found
+    if not saved:
+        return PoolSize()
+    if plan.pool is None or len(saved) > 1:
+        raise ValueError("a pool is in it that this pipeline has not")
+    echo, group = plan.pool.echo, plan.pool.group
+    least, most = group, DEFAULT_POOL_BATCHES * group
+    if echo.is_adaptive:  # pool= may differ from the saved run's
+        least, most = 1, compact_integers.LARGEST
+    elif echo.pool is not None:
+        least = most = echo.pool
+    elif echo.pool_bytes is not None:
+        most = max(most, echo.pool_bytes)
+    return PoolSize(check_integer(saved[_POOL], least, most))
 
 
-def position(
-    state: dict[str, Any], fit: StateSchema, sizes: dict[int, PoolSize]
-) -> Position | None:
+def position(state: dict[str, Any], fit: StateSchema, pool_size: PoolSize) -> Position | None:
     """Read the position in an epoch; None at the beginning.
 
     Raises StateError, KeyError, ValueError or TypeError for an impossible position.
@@ -333,9 +334,9 @@ def position(
         if plan.batches is not None:
             cuts = plan.cuts(check_integer(state["seed"], 0, None), epoch)
             examples, group = cuts.examples, cuts.largest
-            if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
+            if plan.pool is None:  # one state serves all ranks, whose batches have unequal sizes
                 found.uses = found.fresh = cuts.start(yielded)
-        bounds = Bounds(examples, yielded, group, sizes, epoch, plan.carries_pool, cuts)
+        bounds = Bounds(examples, yielded, group, pool_size, epoch, plan.carries_pool, cuts)
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
@@ -361,11 +362,11 @@ def _check_iterated(plan: Plan, yielded: int, nested: bool, leg: Leg | None) -> 
     """Check a position over a loader or a stream: its own state is all there is."""
     if nested and not plan.source.takes_state:
         raise StateError("a loader's state is in it, and this pipeline's source takes none")
-    if leg is not None and (plan.echoes or plan.selection.between != Cut()):
+    if leg is not None and (plan.pool is not None or plan.selection.between != Cut()):
         raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
     if not yielded and leg is None:
         return
-    fixed = any(not point.echo.is_adaptive for point in plan.echoes)
+    fixed = plan.pool is not None and not plan.pool.echo.is_adaptive
     if not nested or fixed or plan.is_decided or not plan.selection.is_kept_by_streams:
         raise StateError(
             "the state is in the middle of an epoch that this pipeline cannot make again"

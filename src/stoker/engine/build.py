@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Recycler
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import Position, row
-from stoker.engine.echo.pools import Pools
+from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
+from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
 from stoker.engine.heads import DeviceStream, Direct, IterableHead, LoaderHead
@@ -75,8 +76,7 @@ class EpochSetup:
         seed, epoch: they decide the order and every random draw.
         autotuner: the measured speeds of the pipeline.
         workers: the number and kind of workers.
-        sizes: the known sizes of pools, by the position of their echo; filled in when others become
-            known.
+        pool_size: the size of the echo's pool; filled in when it becomes known.
         position: where to begin.
         steps: the most outputs, or None.
         ranks: the ranks that adaptive echoes agree with, or None.
@@ -92,7 +92,7 @@ class EpochSetup:
     epoch: int
     autotuner: Autotuner
     workers: Workers
-    sizes: dict[int, PoolSize]
+    pool_size: PoolSize
     position: Position
     steps: int | None = None
     ranks: Ranks | None = None
@@ -115,7 +115,7 @@ class EpochStreams:
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
             outputs.
-        pools: makes the inputs behind echoes.
+        echo: the inputs behind the echo, or None.
         planning: the planning lock.
         recycler: the owner of the batches' memory.
         tally: counts time; ``skip_log``: records skips.
@@ -132,10 +132,7 @@ class EpochStreams:
         self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
-        self.pools = Pools(
-            setup.plan, setup.seed, setup.epoch, setup.sizes, setup.autotuner, setup.ranks,
-            self.skip_log, setup.steps, setup.record,
-        )  # fmt: skip
+        self.echo: EchoInputs[Any] | None = None
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
         self.late: LateStream | None = None
@@ -179,7 +176,7 @@ class EpochStreams:
 
     def build(self) -> None:
         """Build everything. After an error, ``close`` ends what was built before it."""
-        plan = self._plan
+        setup, plan = self._setup, self._plan
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
@@ -224,15 +221,12 @@ class EpochStreams:
                     self._stream = scanned = ScannedStream(part, self.segments[-1], self.tally)
                     self.scans.append(scanned)
                 case EchoPoint():
-                    pool, planning = self._where(part)
-                    if self._stream is not None:
-                        self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
-                    else:  # of rows in memory
-                        assert plan.indexed is not None
-                        assert self._order is not None
-                        self._feed = self.pools.feed_of_rows(
-                            part, plan.indexed, self._order, self.tally, pool
-                        )
+                    assert self._stream is not None
+                    maker = PoolMaker(
+                        plan, self._seed, self._epoch, setup.pool_size, setup.autotuner,
+                        setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
+                    )  # fmt: skip
+                    self._feed = self.echo = maker.inputs(part, self._stream, self.tally)
                 case DevicePoint():
                     self._stream = self.last = DeviceStream(
                         self.last, part.to.mover(), self.worker_pool, self.mask
@@ -251,10 +245,10 @@ class EpochStreams:
         plan = self._plan
         if plan.indexed is None or not plan.carries_pool:
             return
+        items = plan.items_of_first(self._examples)
         for node in self._setup.position.parts:
-            if node is None:
-                continue
-            for back in node.epochs_back(plan.items_of_first(self._examples)):
+            assert isinstance(node, PoolStart)  # it is the only one
+            for back in node.snapshot.epochs_back(items):
                 epoch = self._epoch - back
                 order = plan.order(self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
@@ -299,7 +293,7 @@ class EpochStreams:
             self.head = LoaderHead(
                 plan.loader,
                 self.tally,
-                self.recycler if plan.echoes else None,
+                self.recycler if plan.pool else None,
                 loaded=position.loaded,
                 fresh=position.fresh,
             )

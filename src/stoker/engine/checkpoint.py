@@ -22,7 +22,6 @@ that state; there are no nodes, and pools begin empty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -40,10 +39,6 @@ class Node(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON, with its kind: that of its part in the plan."""
-
-    def epochs_back(self, items: int) -> list[int]:
-        """Return the ages, in epochs, of carried items in it; each epoch had ``items``."""
-        return []
 
 
 @dataclass
@@ -84,7 +79,7 @@ class Bounds:
         least_uses, most_uses: the limits of examples in the outputs that were handed out.
         yielded: the number of those outputs.
         group: the examples in a batch.
-        sizes: the sizes of pools, by the position of their echo.
+        pool_size: the size of the echo's pool.
         epoch: the epoch's number; ``carries_pool``: whether a pool goes on from the epoch before.
         cuts: the epoch's batches, if they were planned; else None.
     """
@@ -92,7 +87,7 @@ class Bounds:
     most: int
     yielded: int
     group: int
-    sizes: Mapping[int, PoolSize]
+    pool_size: PoolSize
     epoch: int
     carries_pool: bool
     cuts: PlannedCuts | None = None

@@ -170,12 +170,12 @@ class IterableHead(HeadStream):
             number = self._selection.read_of_stream(self._read)
             number -= self._selection.first.start if number else 0  # as other stages count them
             failure = Failure(StageError(self._name, error, number=number), ENDED)
-            self._failure = done_item(failure, self._read, 0, 0, 1)
+            self._failure = done_item(failure, self._read, 0, 1)
             return None
         spent = time.perf_counter_ns() - began
         self._tally.add(HEAD, [spent, 1, 0, 0, 0, 0, pytree.data_bytes(example)])
         self._read += 1
-        return done_item(example, self._read - 1, 0, 0, 1)
+        return done_item(example, self._read - 1, 0, 1)
 
 
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
@@ -250,7 +250,7 @@ def _only_uses(found: Iterable[Item]) -> ItemUses:
     return ItemUses(
         items,
         [item.ordinal for item in items],
-        [item.use_key for item in items],
+        [item.use for item in items],
         [item.age for item in items],
     )
 
@@ -324,7 +324,7 @@ class LoaderHead(HeadStream):
         self._has_pulled += 1
         if self._source.takes_state:
             self._states.append((self._has_pulled, self._source.state()))
-        return done_item(batch, self._has_pulled - 1, 0, self._fresh, rows)
+        return done_item(batch, self._has_pulled - 1, self._fresh, rows)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return whether a batch was peeked at already. The loader is not asked."""
@@ -438,7 +438,7 @@ class DeviceStream(DrivenStream):
         item, move = self._under_way.popleft()
         self._begin_early()
         value = move if type(move) is Failure else self._try(move, item)
-        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]))
 
     def usable_bytes(self) -> int:
         return self._mover.usable_bytes()
@@ -449,7 +449,7 @@ class DeviceStream(DrivenStream):
         value = item.task.values[item.row]
         if type(value) is not Failure:
             value = self._try(lambda: self._mover.start(value)(), item)
-        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]))
 
     def _begin_early(self) -> None:
         """Start to move the next batch if the host has it. Its error is raised at its turn."""

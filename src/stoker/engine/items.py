@@ -19,12 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.workers.tasks import Task
-from stoker.schedule.sizing.cuts import Cuts
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -33,12 +30,12 @@ class Item:
 
     Attributes:
         task, row: the task that computes the value, and the value's row there.
-        ordinal, use_key: its address (see ``rng``).
+        ordinal, use: its address (see ``rng``): its number, and which use of it this is, from 0.
         fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: the examples that are in it more than once.
         age: steps since its last use, as in ``Draw.ages``.
-        examples: for a batch of echoed examples, their use keys and their ages.
+        examples: for a batch of echoed examples, their uses and their ages.
         scheduled: the number of its uses in tasks that are not finished.
         settled: whether no further use will be scheduled.
     """
@@ -46,7 +43,7 @@ class Item:
     task: Task
     row: int
     ordinal: int
-    use_key: int
+    use: int
     fresh: int
     rows: int
     repeats: int = 0
@@ -69,14 +66,14 @@ class ItemUses(NamedTuple):
     """Uses of items, in order: lists of one length.
 
     Attributes:
-        items: the items; of examples that are read anew for each use, their indices in the source.
-        ordinals, use_keys: the addresses of these uses (see ``rng``).
+        items: the items.
+        ordinals, uses: the addresses of these uses (see ``rng``).
         ages: steps since each item's last use, as in ``Draw.ages``.
     """
 
     items: list[Any]
     ordinals: list[int]
-    use_keys: list[int]
+    uses: list[int]
     ages: list[int]
 
 
@@ -367,28 +364,6 @@ class Inputs(Resumable, ABC):
         """Return uses ``start ..`` once more, outside the order."""
 
 
-class RowBatches:
-    """Uses of rows in memory, a batch each, and the fresh examples of the epoch up to each.
-
-    Attributes:
-        uses, fresh: as given.
-        ordinals, indices: of all rows, one batch after another; indices in the source.
-    """
-
-    def __init__(self, uses: list[ItemUses], fresh: list[int]) -> None:
-        self.uses, self.fresh = uses, fresh
-        self.ordinals = [ordinal for each in uses for ordinal in each.ordinals]
-        self.indices = np.array([index for each in uses for index in each.items], np.int64)
-
-
-class RowFeed(Inputs):
-    """Inputs that are rows in memory, which are read anew for each use."""
-
-    @abstractmethod
-    def batches(self, cuts: Cuts, number: int, count: int) -> RowBatches:
-        """Return the next batches: ``number`` and those behind it."""
-
-
 class DoneTask:
     """A finished task with these values."""
 
@@ -401,28 +376,14 @@ class DoneTask:
         self.items = self.waiting = None
 
 
-def with_value(item: Item, task: Any, use_key: int, fresh: int) -> Item:
+def with_value(item: Item, task: Any) -> Item:
     """Return an item with another value at the same address."""
-    twin = Item(task, 0, item.ordinal, use_key, fresh, item.rows)
+    twin = Item(task, 0, item.ordinal, item.use, item.fresh, item.rows)
     twin.repeats, twin.age, twin.examples = item.repeats, item.age, item.examples
     return twin
 
 
-def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> Item:
-    """Return an item whose value is computed already."""
+def done_item(value: Any, ordinal: int, fresh: int, rows: int) -> Item:
+    """Return an item whose value is computed already, in its first use."""
     task: Any = DoneTask([value])
-    return Item(task, 0, ordinal, use_key, fresh, rows)
-
-
-def echoed(task: Any, number: int, uses: list[ItemUses], fresh: list[int]) -> list[Item]:
-    """Return the outputs of a task that makes batches of these uses, from ``number`` on.
-
-    ``fresh`` are the fresh examples of the epoch up to each.
-    """
-    outputs = []
-    for row, (each, upto) in enumerate(zip(uses, fresh, strict=True)):
-        rows = len(each.ordinals)
-        output = Item(task, row, number + row, 0, upto, rows, rows - len({*each.ordinals}))
-        output.examples = each.use_keys, each.ages
-        outputs.append(output)
-    return outputs
+    return Item(task, 0, ordinal, 0, fresh, rows)

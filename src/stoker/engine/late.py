@@ -214,4 +214,4 @@ class LateStream(DecidingStream):
 
 def _at(item: Item, number: int) -> Item:
     """Return an example at its place among those that come."""
-    return Item(item.task, item.row, item.ordinal, item.use_key, number + 1, 1)
+    return Item(item.task, item.row, item.ordinal, item.use, number + 1, 1)

@@ -250,7 +250,7 @@ class PackedStream(OrderedStream):
 
     def _fail(self, failure: Failure, fresh: int) -> None:
         """Add a failed input in place of a sequence; it comes again if this is resumed."""
-        self._survivors.append(done_item(failure, self._sequences, 0, fresh, 1))
+        self._survivors.append(done_item(failure, self._sequences, fresh, 1))
         self._starts.append(self._next_start())
         self._sequences += 1
         if not self._documents:

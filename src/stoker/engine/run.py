@@ -7,7 +7,6 @@ The consumer alone calls it, one thread at a time. A forked child may use nothin
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,6 @@ from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError
-from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
@@ -78,12 +76,17 @@ class Run:
         if self._cache_before is not None:
             setup.autotuner.begin_epoch(self._cache_before.misses)
         self._streams = streams = EpochStreams(setup)
-        self._pools, self._planning = streams.pools, streams.planning
+        self._planning = streams.planning
         self._skip_log = streams.skip_log
+        self._follows: AdaptiveInputs | None = None  # the inputs behind an adaptive echo
+        self._planned: AgreedPolicy | None = None  # the policy that ranks agree on
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
             self._streams.build()
+            if isinstance(streams.echo, AdaptiveInputs):
+                self._follows, policy = streams.echo, streams.echo.policy
+                self._planned = policy if isinstance(policy, AgreedPolicy) else None
             if position.order and position.order != self.order_digest:
                 raise StateError(
                     f"the order of epoch {setup.epoch} is another one now than when the state was "
@@ -94,8 +97,8 @@ class Run:
             if position.yielded or position.parts:
                 checkpoint.resume(streams.last, position)
             if setup.carried:
-                (feed,) = self._pools.following
-                feed.adopt(setup.carried)
+                assert self._follows is not None
+                self._follows.adopt(setup.carried)
         except BaseException:
             self.close()
             raise
@@ -248,9 +251,9 @@ class Run:
         self.history.add((self.yielded, self.uses, self.fresh, self.loaded))
         if not self._batch_bytes:
             self._batch_bytes = pytree.nbytes(value)
-            for feed in self._pools.feeds:
-                pool_size = self._setup.sizes[feed.echo.position]
-                pool_size.item_bytes = pool_size.item_bytes or feed.item_bytes()
+            if streams.echo is not None:
+                known = self._setup.pool_size
+                known.item_bytes = known.item_bytes or streams.echo.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
@@ -259,7 +262,7 @@ class Run:
         """Take the next output from the last stream, done or not; None at the end."""
         if self.yielded == self.steps:
             return None
-        planned = self._pools.planned
+        planned = self._planned
         if planned is not None:
             self._confer(planned, now)
             if planned.over(self.yielded):
@@ -291,13 +294,13 @@ class Run:
     def last_uses(self) -> Uses:
         """Return the uses in the output handed out last."""
         item = self._last
-        words, ages = (
+        uses, ages = (
             ([], [])
             if item is None
-            else item.examples or ([item.use_key] * item.rows, [item.age] * item.rows)
+            else item.examples or ([item.use] * item.rows, [item.age] * item.rows)
         )
         return Uses(
-            np.array([1 + rng.use_of(word) for word in words], np.int64),
+            1 + np.array(uses, np.int64),
             np.array(ages, np.int64),
             self._streams.valid(item) if item is not None else np.zeros(0, bool),
         )
@@ -342,7 +345,8 @@ class Run:
         if self._left_ns:
             planned.note_consumed(now - self._left_ns)
         if planned.due(self.yielded):
-            planned.agree(self.yielded, self._pools.following[0].taken_of_source)
+            assert self._follows is not None
+            planned.agree(self.yielded, self._follows.taken_of_source)
             self._setup.autotuner.factor = planned.factor
             self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
@@ -400,8 +404,8 @@ class Run:
     def _inputs_to_carry(self) -> AdaptiveInputs | None:
         if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
-        (feed,) = self._pools.following
-        return feed if feed.has_started and feed.pool.held else None
+        feed = self._follows
+        return feed if feed is not None and feed.has_started and feed.pool.held else None
 
     def close(self) -> None:
         """End all threads and processes of this run, and drop a loader's iterator."""
@@ -428,17 +432,15 @@ class Run:
         return head is not None and head.has_raised(error)
 
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
-        """Return the decisions of each adaptive echo so far, by its position."""
-        decisions = {}
-        for feed in self._pools.following:
-            if feed.has_started:
-                pool = feed.pool
-                echo = EchoRecord(pool.size, {})
-                carry = adaptive.pack(feed.carried) if feed.carried else None
-                codes = bytes(pool.codes)
-                decision = Decisions(self._setup.epoch, pool.first_step, codes, carry)
-                decisions[feed.echo.position] = echo, decision
-        return decisions
+        """Return the decisions of an adaptive echo so far, by its number among the echoes: 0."""
+        feed = self._follows
+        if feed is None or not feed.has_started:
+            return {}
+        pool = feed.pool
+        echo = EchoRecord(pool.size, {})
+        carry = adaptive.pack(feed.carried) if feed.carried else None
+        codes = bytes(pool.codes)
+        return {0: (echo, Decisions(self._setup.epoch, pool.first_step, codes, carry))}
 
     @property
     def epoch(self) -> int:
@@ -459,11 +461,13 @@ class Run:
         with self._planning.lock:
             return late.bias.correlations()
 
-    def held(self) -> dict[int, int]:
-        """Return the number of items in each pool, by the position of its echo."""
-        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
+    @property
+    def held(self) -> int:
+        """The number of items in the pool."""
+        feed = self._streams.echo
+        return feed.pool.held if feed is not None and feed.has_started else 0
 
-    def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
+    def stats(self, pool_stats: PoolStats | None) -> Stats:
         """Return the statistics so far."""
         tally, late, pool = self._streams.tally, self._streams.late, self._streams.worker_pool
         with pool.lock:
@@ -491,7 +495,7 @@ class Run:
             window_ready=ready,
             window_size=size,
             window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
-            pools=pools,
+            pool=pool_stats,
             filtered_examples=self._filter_count,
             skipped_examples=self._skip_log.skipped,
             cache=None if self._cache is None else self._cache.stats(self._cache_before),
@@ -512,25 +516,20 @@ class Run:
 
         If examples are dropped or joined, outputs do not say it: then by what the pools drew.
         """
-        if not self._plan.echoes or not self.fresh:
+        feed = self._streams.echo
+        if feed is None or not self.fresh:
             return float(self.fresh > 0)
         if self._plan.is_decided:
-            return math.prod(feed.factor for feed in self._pools.feeds)
+            return feed.factor
         return self.uses / self.fresh
 
     def _window_bytes(self) -> int:
-        total = 0
-        echoes = [feed.echo.position for feed in self._pools.feeds]
+        item_bytes, prefetcher = self._setup.pool_size.item_bytes, self._streams.prefetcher
+        total = 0 if prefetcher is None else prefetcher.size * item_bytes
         for stream in self._segments:
-            unit = self._batch_bytes
-            if stream.segment.into_pool:  # pools are filled in the order of their echoes
-                pool_size = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
-                unit = pool_size.item_bytes if pool_size else 0
-            total += stream.ahead() * unit
-        prefetcher = self._streams.prefetcher
-        if prefetcher is not None and self._pools.feeds:
-            pool_size = self._setup.sizes.get(self._pools.feeds[0].echo.position)
-            total += prefetcher.size * (pool_size.item_bytes if pool_size else 0)
+            total += stream.ahead() * (
+                item_bytes if stream.segment.into_pool else self._batch_bytes
+            )
         return total
 
     def _drop_count(self) -> int:

@@ -109,7 +109,7 @@ class ScannedStream(OrderedStream):
             except Exception as error:
                 pass_on(error)
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)
-        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]))
 
     def resume_point(self, output: int) -> tuple[ScanStart, int]:
         start = self._starts[self._before(output)]
@@ -191,7 +191,7 @@ class ScannedStream(OrderedStream):
         """Add an output; of outputs before a resume, only those that are needed again."""
         number = self._outputs
         self._outputs += 1
-        result = with_value(item, DoneTask([value]), item.use_key, item.fresh)
+        result = with_value(item, DoneTask([value]))
         if number >= self._first:
             self._survivors.append(result)
         elif number in self._replay_to:
@@ -200,7 +200,7 @@ class ScannedStream(OrderedStream):
     def _fail(self, error: BaseException) -> None:
         """End the epoch with an error, as the next state is unknown."""
         failure = Failure(error, ENDED)
-        self._survivors.append(done_item(failure, self._outputs, 0, self.upstream.fresh, 1))
+        self._survivors.append(done_item(failure, self._outputs, self.upstream.fresh, 1))
         self._has_ended = True
 
     def _dump(self, now_ns: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from stoker.schedule.proportions import Proportions
 
 
 def exact_factor(factor: Any) -> Fraction:
@@ -34,109 +33,57 @@ def exact_factor(factor: Any) -> Fraction:
     return Fraction(str(factor)).limit_denominator(10**6)
 
 
-class UseCounts(Protocol):
-    """How often each fresh item of an epoch is used, by its ordinal. Pickles."""
-
-    @property
-    def most(self) -> int:
-        """The most uses of an item."""
-
-    @property
-    def held(self) -> int:
-        """How many items, the first ones, a pool holds when it begins."""
-
-    def of_first(self, items: int) -> int:
-        """Return how many uses the first ``items`` fresh items have together."""
-
-    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the uses of the items with these ordinals, ``int64 [n]``, each at least 1."""
+def _none() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class EvenUses:
-    """The same factor for all: each item has ``floor(e)`` or ``ceil(e)`` uses.
+    """How often each fresh item is used, by its ordinal: ``floor(e)`` or ``ceil(e)`` times.
+
+    In a leg of an epoch the first items are in the pool when it begins, and were used before; the
+    factor holds for those behind them. Pickles.
 
     Attributes:
-        factor: the exact echoing factor, at least 1.
+        factor: the exact echoing factor ``e``, at least 1.
+        remaining: the uses that each of the first items has left; ``spent``: those that it had.
     """
 
     factor: Fraction
-    held: ClassVar[int] = 0
+    remaining: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
+    spent: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
 
     @property
     def most(self) -> int:
+        """The most uses of an item."""
         return math.ceil(self.factor)
 
+    @cached_property
+    def held(self) -> int:
+        """How many items, the first ones, a pool holds when it begins."""
+        return len(self.remaining)
+
+    @cached_property
+    def _left(self) -> int:
+        return int(self.remaining.sum())
+
     def of_first(self, items: int) -> int:
-        """Return the uses of the first ``items``: within 1 of ``e * items``."""
-        return self.factor.numerator * items // self.factor.denominator
+        """Return how many uses the first ``items`` have together; without a leg within 1 of
+        ``e * items``."""
+        fresh = items - self.held
+        if fresh < 0:
+            return int(self.remaining[:items].sum())
+        return self._left + self.factor.numerator * fresh // self.factor.denominator
 
     def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the uses of these items in all, also before the leg: ``int64 [n]``, at least 1."""
         p, q = self.factor.numerator, self.factor.denominator
-        if q == 1:
-            return np.full(len(ordinals), p, np.int64)
-        return (ordinals + 1) * p // q - ordinals * p // q
-
-
-@dataclass(frozen=True)
-class UsesByPart:
-    """A factor for each part of a mixture, spread evenly over the items of that part.
-
-    Attributes:
-        parts: the uses of each part's items, by their numbers in the part.
-        proportions: say which item is of which part.
-    """
-
-    parts: tuple[EvenUses, ...]
-    proportions: Proportions
-    held: ClassVar[int] = 0
-
-    @property
-    def most(self) -> int:
-        return max(part.most for part in self.parts)
-
-    def of_first(self, items: int) -> int:
-        counts = self.proportions.counts(items)
-        return sum(part.of_first(n) for part, n in zip(self.parts, counts, strict=True))
-
-    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers, in_part = self.proportions.parts_of(ordinals)
-        found = np.empty(len(ordinals), np.int64)
-        for number, part in enumerate(self.parts):
-            mine = numbers == number
-            found[mine] = part.of(in_part[mine])
-        return found
-
-
-class UsesOfLeg:
-    """Uses in a leg of an epoch: the first items are in the pool already, and were used before.
-
-    Args:
-        remaining: the uses that those have left; ``spent``: those that they had.
-        fresh: of the items behind them, which are numbered from 0 on there.
-
-    Attributes:
-        most, held: as ``UseCounts`` has them.
-    """
-
-    def __init__(
-        self, remaining: NDArray[np.int64], spent: NDArray[np.int64], fresh: UseCounts
-    ) -> None:
-        self._remaining, self._spent, self._fresh = remaining, spent, fresh
-        self.most, self.held = fresh.most, len(remaining)
-        self._left = int(remaining.sum())
-
-    def of_first(self, items: int) -> int:
-        """Return the uses of the first ``items`` in this leg."""
-        if items < self.held:
-            return int(self._remaining[:items].sum())
-        return self._left + self._fresh.of_first(items - self.held)
-
-    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the uses of items in all, also those before this leg."""
+        if not self.held:
+            if q == 1:
+                return np.full(len(ordinals), p, np.int64)
+            return (ordinals + 1) * p // q - ordinals * p // q
+        found = EvenUses(self.factor).of(ordinals - self.held)
         is_held = ordinals < self.held
-        found = np.empty(len(ordinals), np.int64)
         held = ordinals[is_held]
-        found[is_held] = self._remaining[held] + self._spent[held]
-        found[~is_held] = self._fresh.of(ordinals[~is_held] - self.held)
+        found[is_held] = self.remaining[held] + self.spent[held]
         return found

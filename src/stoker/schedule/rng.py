@@ -6,9 +6,9 @@ Streams are those of NumPy's Philox generator and may differ between NumPy versi
 
 The purpose of a random map is its position in the chain. Its counter is (place, word): the place of
 the example in the epoch over all ranks (``orders.order``), so that draws are the same for any
-number of ranks. The word folds the use number of each echo above, 20 bits each. First uses fold to
-0, so an echo changes nothing for first uses. Only what ranks shuffle by themselves, fixed parts and
-streams, folds the rank into its key.
+number of ranks. The word is the number of the use behind an echo, from 0, and 0 elsewhere: so an
+echo changes nothing for first uses. Only what ranks shuffle by themselves, fixed parts and streams,
+folds the rank into its key.
 
 Each thread has one generator and places it anew for each use. It is valid during the call only.
 """
@@ -26,9 +26,6 @@ from numpy.typing import NDArray
 
 # Words of Philox' keys and counters have 64 bits.
 _MASK = (1 << 64) - 1
-# Bits of a counter word that hold the use number of one echo: three echoes fit into 64 bits, and a
-# factor of a million into one.
-_USE_BITS = 20
 
 # Purposes: the first word of a key. Random maps take MAP + their position among random maps, other
 # code of the user's CALL + the place of its segment, the parts of a mixture SHUFFLE + their number.
@@ -48,16 +45,6 @@ def key(seed: int, epoch: int, purpose: int, part: int = 0) -> NDArray[np.uint64
     entropy = [seed, epoch, purpose, part] if part else [seed, epoch, purpose]
     words = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
     return words.astype(np.uint64, copy=False)
-
-
-def fold_use(word: int, use: int) -> int:
-    """Add the use number at one more echo to an address word; first uses alone fold to 0."""
-    return ((word << _USE_BITS) + use) & _MASK
-
-
-def use_of(word: int) -> int:
-    """Return the use number, from 0, that was added last."""
-    return word & ((1 << _USE_BITS) - 1)
 
 
 class Rekeyed(threading.local):

@@ -112,7 +112,6 @@ class Selection:
         between: the cut after one of shuffling and sharding.
         last: the cut after both.
         blocks: the ends of the blocks in the source, if the order is drawn by blocks.
-        in_step: whether ranks must have the same part of a mixture at the same time.
         chosen: the indices that ``.select()`` keeps, before all else; None for all.
         drawing: draws the order of an epoch by weights or a function; None for a permutation.
         leg: the rest of an epoch that other ranks began; None for a whole epoch.
@@ -124,7 +123,6 @@ class Selection:
     between: Cut = Cut()
     last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
-    in_step: bool = False
     chosen: Chosen | None = field(default=None, compare=False)
     drawing: Drawing | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
@@ -182,7 +180,7 @@ class Selection:
     def of_all_ranks(self) -> Selection:
         """Return this for all ranks together."""
         leg = None if self.leg is None else replace(self.leg, world=1)
-        return replace(self, share=None, in_step=False, leg=leg)
+        return replace(self, share=None, leg=leg)
 
     def goes_through(self, ends: NDArray[np.int64]) -> bool:
         """Whether examples come a few blocks with these ends at a time, rather than at random."""

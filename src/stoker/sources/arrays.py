@@ -50,7 +50,6 @@ class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[An
         if len(set(lengths)) > 1:
             raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
         self._stacks = all(map(_is_stacked, self._columns))
-        self.in_memory = all(column.in_memory for column in self._columns)
 
     @property
     def name(self) -> str:
@@ -120,13 +119,11 @@ class Column(ABC):
         shape: of all rows together.
         dtype: NumPy's.
         chunk_rows: how many rows each read brings, even if only one is wanted; 1: each row alone.
-        in_memory: whether they lie in memory, and are not mapped from a file.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: int = 1
-    in_memory: bool = False
 
     @abstractmethod
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -191,7 +188,6 @@ class MemoryColumn(Column):
         row_bytes = math.prod(array.shape[1:]) * array.itemsize
         is_whole = self._array[:1].flags.c_contiguous and not array.dtype.hasobject
         self._is_gathered = is_whole and row_bytes in _GATHERED_BYTES
-        self.in_memory = not _is_mapped(array)
 
     def __reduce__(self) -> tuple[object, ...]:
         place = _place_of(self._given)
@@ -311,14 +307,6 @@ def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:
         return bool(shape[0]) and np.asarray(array[[0]]).shape == shape
     except (TypeError, IndexError, ValueError, KeyError, NotImplementedError):
         return False
-
-
-def _is_mapped(array: NDArray[Any]) -> bool:
-    """True unless an array's memory is known to be an array's own."""
-    base: Any = array
-    while type(base) is np.ndarray and base.base is not None:
-        base = base.base
-    return type(base) is not np.ndarray
 
 
 def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, ...]] | None:

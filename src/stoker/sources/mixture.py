@@ -258,7 +258,7 @@ class MixtureSource(IndexedSource):
     def _is_in_step(self, selection: Selection) -> bool:
         """True if all ranks read the same part at a time, each its own run of it, for blocks."""
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
-        return selection.share is not None and (selection.in_step or by_blocks)
+        return selection.share is not None and by_blocks
 
     def places(self, selection: Selection) -> int:
         return selection.first.count(self._length(selection))
@@ -273,8 +273,7 @@ class MixtureSource(IndexedSource):
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
-                "each rank has its own run of each part, because parts are shuffled by blocks or "
-                "have their own factors"
+                "each rank has its own run of each part, because parts are shuffled by blocks"
             )
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
@@ -476,7 +475,6 @@ class _MixedRows(Rows):
         self._rows = rows
         self._recycler = Recycler()
         self.releases_gil = all(each.releases_gil for each in rows)
-        self.in_memory = all(each.in_memory for each in rows)
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:
         return self._rows[0].allocate(rows, recycler)

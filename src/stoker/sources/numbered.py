@@ -200,7 +200,6 @@ class _NumberedRows(Rows):
     def __init__(self, within: Rows, field: str) -> None:
         self._within, self._field = within, field
         self.releases_gil = within.releases_gil
-        self.in_memory = within.in_memory
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:
         numbers = recycler.array((rows,), np.dtype(np.int64))

@@ -196,11 +196,9 @@ class Rows(ABC):
 
     Attributes:
         releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
-        in_memory: whether all rows lie in memory: an echo then keeps no copies of its own.
     """
 
     releases_gil: bool = True
-    in_memory: bool = False
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Allocator) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -230,7 +230,7 @@ class CacheStage(ChainStage):
     def signature(self) -> None:
         return None
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say where it is, if not on this host alone, and what is expected of it."""
         nodes = self.cache.is_shared_by_nodes * "over several nodes, each of which keeps a part"
         notes = [each for each in (nodes, str(self.forecast or "")) if each]

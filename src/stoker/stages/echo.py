@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
+from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
-from stoker.sources.mixture import MixtureSource
-from stoker.sources.numbered import NumberedSource
-from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
-Factor = float | Fraction | str | Sequence[float | Fraction]
-"""``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
+Factor = float | Fraction | str
+"""``"auto"``, or the mean uses of each fresh item, at least 1."""
 # docs/evidence.md: pools of 4, 16 and 64 batches bring 1.4, 2.2 and 1.9 before augmentation.
 DEFAULT_POOL_BATCHES = 16
 # Of usable memory: a pool of default size leaves nine tenths to the job. Chosen, not measured.
@@ -42,24 +38,20 @@ class Echo(ChainStage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
-        uses: by the exact echoing factor (a factor of 1 makes no stage); one for each part of a
-            mixture; empty if the factor follows the stall.
+        counts: how often each item is used, by the exact factor (a factor of 1 makes no stage);
+            None if the factor follows the stall.
         max_factor: how often an item is used at most.
         min_distance: the least number of steps between two uses of an item, if the factor follows
             the stall.
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
-        position: how many echoes come before it in the chain: part of its address.
-        counts: how often each item is used, once it is bound; None if it follows the stall.
     """
 
-    uses: tuple[EvenUses, ...]
+    counts: EvenUses | None
     max_factor: int
     min_distance: int
     pool: int | None
     pool_bytes: int | None
-    position: int = 0
-    counts: UseCounts | None = None
     awaits_augmentation: bool = field(default=False, compare=False)
     """Whether ``max_factor`` is the default still, which a random map behind it raises."""
 
@@ -75,29 +67,23 @@ class Echo(ChainStage):
         if factor == "auto":
             most, apart = _max_factor(max_factor), _min_distance(min_distance)
             waits = max_factor is None
-            return Echo((), most, apart, size, size_bytes, awaits_augmentation=waits)
+            return Echo(None, most, apart, size, size_bytes, awaits_augmentation=waits)
         if isinstance(factor, str):
             raise TypeError(
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
         if max_factor is not None or min_distance is not None:
             raise ValueError('max_factor= and min_distance= go with .echo("auto")')
-        factors = factor if isinstance(factor, Sequence) else [factor]
-        if isinstance(factor, Sequence) and len(factor) < 2:
-            raise ValueError(f"{factor!r} lists factors for several parts: give a single factor")
-        uses = tuple(EvenUses(exact_factor(each)) for each in factors)
-        most = max(each.most for each in uses)
-        if most == 1:
+        counts = EvenUses(exact_factor(factor))
+        if counts.most == 1:
             return None
-        return Echo(uses, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
+        return Echo(counts, counts.most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
     def call(self) -> str:
-        if len(self.uses) > 1:
-            return f"echo([{', '.join(f'{float(each.factor):g}' for each in self.uses)}])"
-        if self.uses:
-            return f"echo({float(self.uses[0].factor):g})"
-        return f"echo(auto, max_factor={self.max_factor})"
+        if self.counts is None:
+            return f"echo(auto, max_factor={self.max_factor})"
+        return f"echo({float(self.counts.factor):g})"
 
     @property
     def traits(self) -> Traits:
@@ -106,22 +92,27 @@ class Echo(ChainStage):
     @property
     def is_adaptive(self) -> bool:
         """True if the factor follows the stall."""
-        return not self.uses
+        return self.counts is None
 
     def bind(self, before: ChainView) -> Echo:
-        """Number it among the echoes, and compute how often items are used.
+        """Note whether a random map stands before it.
 
-        Raises ValueError after a stage whose outputs cannot be made again one by one, and if the
-        part of an item is unknown.
+        Raises ValueError after another echo, and after a stage whose outputs cannot be made again
+        one by one.
         """
         joining = first_with(before.stages, lambda t: t.joins)
         if joining is not None:
             raise ValueError(f".echo() cannot follow {joining.name}: put it before")
+        other = first_with(before.stages, lambda t: t.repeats)
+        if other is not None:
+            raise ValueError(
+                f".{self.call} cannot follow {other.name}: echo once, with the product of the "
+                "factors or a larger max_factor="
+            )
         awaits = self.awaits_augmentation and not (
             before.is_batched or first_with(before.stages, lambda t: t.is_random)
         )
-        counts = self._counts(before)
-        return replace(self, position=len(before.echoes), counts=counts, awaits_augmentation=awaits)
+        return replace(self, awaits_augmentation=awaits)
 
     def followed_by(self, stage: ChainStage) -> Echo:
         if not (self.awaits_augmentation and stage.traits.is_random):
@@ -151,15 +142,15 @@ class Echo(ChainStage):
 
     def signature(self) -> str:
         """Return its factor and pool; without the pool if it is adaptive, as that may change."""
-        if self.is_adaptive:
+        if self.counts is None:
             return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
-        return f"echo({', '.join(str(each.factor) for each in self.uses)}, pool={size})"
+        return f"echo({self.counts.factor}, pool={size})"
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Describe its place in the echoing paper's words, its pool, and its policy."""
-        place, pool = self._insertion_point(chain), self._pool(chain, sizes)
-        return f"  {place}; {pool}{self._decides(chain)}{self._describe_distance(chain, sizes)}"
+        place, pool = self._insertion_point(chain), self._pool(chain, pool_size)
+        return f"  {place}; {pool}{self._decides(chain)}{self._describe_distance(chain, pool_size)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
@@ -177,35 +168,6 @@ class Echo(ChainStage):
                 f"{batch}; give it at least {self.smallest_distinct(batch)} to keep the uses in "
                 "a batch distinct"
             )
-
-    def _counts(self, before: ChainView) -> UseCounts | None:
-        """Return how often each item is used. Raises ValueError if its part is unknown."""
-        if len(self.uses) < 2:
-            return self.uses[0] if self.uses else None
-        source = before.source
-        if isinstance(source, NumberedSource):
-            source = source.within
-        if not isinstance(source, MixtureSource):
-            raise ValueError(
-                f".{self.name} lists factors for the parts of a mixture: it needs stoker.mix()"
-            )
-        if len(source.parts) != len(self.uses):
-            raise ValueError(
-                f".{self.name} has {len(self.uses)} factors, and the mixture {len(source.parts)} "
-                "parts: give one for each, in their order"
-            )
-        stage = first_with(before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches)
-        if stage is not None or before.budget != RAISE:
-            raise ValueError(
-                f".{self.name} cannot follow {'a skip budget' if stage is None else stage.name}: "
-                "a factor for each part needs every example, and that may leave some out"
-            )
-        if source.proportions is None:
-            raise ValueError(
-                f".{self.name} has a factor for each part, and the weights of the mixture change: "
-                "give it one factor, or weights that stay"
-            )
-        return UsesByPart(self.uses, source.proportions)
 
     def _insertion_point(self, chain: ChainView) -> str:
         """Name its place in the chain (Choi et al., arXiv 1907.05550, section 2)."""
@@ -225,12 +187,11 @@ class Echo(ChainStage):
         before = chain.stages[: chain.stages.index(self)]
         return chain.source.yields_batches or bool(first_with(before, lambda t: t.batches))
 
-    def _pool(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        known = sizes.get(self.position)
+    def _pool(self, chain: ChainView, pool_size: PoolSize) -> str:
         unit = "batches" if self._holds_batches(chain) else "examples"
-        if known is not None:
-            held = f", {format_bytes(known.size * known.item_bytes)}" if known.item_bytes else ""
-            return f"pool of {known.size:,} {unit}{held}"
+        if pool_size.size:
+            held = f", {format_bytes(pool_size.bytes)}" if pool_size.item_bytes else ""
+            return f"pool of {pool_size.size:,} {unit}{held}"
         if self.pool is not None:
             return f"pool of {self.pool:,} {unit}"
         if self.pool_bytes is not None:
@@ -249,13 +210,11 @@ class Echo(ChainStage):
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
 
-    def _describe_distance(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def _describe_distance(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Describe the distance of copies, if there is a rule."""
         if not self.is_adaptive:
             return ""
-        known = sizes.get(self.position)
-        size = self.pool if known is None else known.size
-        steps = self.min_distance
+        size, steps = pool_size.size or self.pool, self.min_distance
         if size is not None:
             group = 1 if self._holds_batches(chain) else chain.batch_size
             steps = longest_distance(steps, size, group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ class Scan(ChainStage):
     def signature(self) -> str:
         return "scan"
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         return "  one example at a time, in order; may leave some out"
 
     def dump_state(self, state: Any) -> ScanState:

@@ -5,7 +5,7 @@ What it changes is which rows are whose (``PaddedDeal``); this says where it may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -310,7 +310,7 @@ class Shard(ChainStage):
         balance = "" if self.costs is None else f", balance={self.costs.digest}"
         return f"shard(world={self.world}{padding}{balance})"
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how parts compare."""
         if self.assumed:
             return "  one process: there is no process group"

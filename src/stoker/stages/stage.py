@@ -9,7 +9,7 @@ of these is a ``Stage`` (``stages.composite``), and needs nothing here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,15 +65,20 @@ class Traits:
 
 @dataclass
 class PoolSize:
-    """The size of an echo's pool, once it is known.
+    """The size of an echo's pool.
 
     Attributes:
-        size: items.
-        item_bytes: bytes of the first item, 0 while that is not known.
+        size: items; 0 while that is not known.
+        item_bytes: bytes of the first item; 0 while that is not known.
     """
 
-    size: int
+    size: int = 0
     item_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a full pool; 0 while that is not known."""
+        return self.size * self.item_bytes
 
 
 class ChainView(ChainOfSource, Protocol):
@@ -93,7 +98,7 @@ class ChainView(ChainOfSource, Protocol):
         ...
 
     @property
-    def echoes(self) -> tuple[Any, ...]: ...
+    def echo(self) -> Any: ...
     @property
     def is_batched(self) -> bool: ...
     @property
@@ -205,12 +210,12 @@ class ChainStage(ABC):
     def signature(self) -> str | None:
         """Return its line of what a state must agree with; None if it changes no stream."""
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Return what ``print(pipeline)`` says of it after its name.
 
         Args:
             chain: the whole chain that it stands in.
-            sizes: the sizes of pools that are known, by the position of their echo.
+            pool_size: the size of the pool of its echo, if it has one.
         """
         return ""
 

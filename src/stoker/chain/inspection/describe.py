@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.sources.origin import IndexedSource
@@ -14,21 +13,21 @@ if TYPE_CHECKING:
     from stoker.chain.chain import Chain
 
 
-def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
+def describe(chain: Chain, pool_size: PoolSize) -> str:
     """Describe a chain, a stage a line.
 
     Args:
         chain: the chain.
-        sizes: the known sizes of pools, by the position of their echo.
+        pool_size: the size of the pool of its echo, if it has one.
     """
     source = chain.source
-    is_followed = any(echo.is_adaptive for echo in chain.echoes)
+    is_followed = chain.plan.is_adaptive
     lines = [f"{source.name}  {source.extent(is_followed=is_followed)}"]
     if chain.budget != RAISE:
         lines[0] += f"; skips what fails, at most {chain.budget}"
     lines[0] += _generators_of(source)
     lines += [
-        f"  .{stage.name}{stage.note(chain, sizes)}{_generators_of(stage)}"
+        f"  .{stage.name}{stage.note(chain, pool_size)}{_generators_of(stage)}"
         for stage in chain.stages
         if not stage.traits.inside  # the source describes them
     ]

@@ -20,7 +20,6 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
-from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import Places
 from stoker.sources.origin import IndexedSource
@@ -58,7 +57,7 @@ def _made(
 ) -> Any:
     values: list[Any] = []
     order = RankOrder(_Alone(number), Stride(), 1)
-    word, last = 0, _last_echo(plan)
+    at_use = 0
     # Elsewhere the main thread may draw from the global generators meanwhile.
     is_main = threading.current_thread() is threading.main_thread()
     for part in plan.parts:
@@ -73,7 +72,7 @@ def _made(
                 with work.seeding(with_global=is_main):
                     if part.source is not None:
                         values = work.read(np.array([number], np.int64), [place], ns)
-                    work.apply(values, [place], [word], ns)
+                    work.apply(values, [place], [at_use], ns)
                 if values[0] is REJECTED:
                     raise LookupError(f"example {number} is left out by a filter")
                 if type(values[0]) is Failure:
@@ -83,7 +82,7 @@ def _made(
             case EchoPoint():
                 if part.holds_batches:
                     break
-                word = rng.fold_use(word, use - 1 if part is last else 0)
+                at_use = use - 1
             case LatePoint() | PackPoint() | ScanPoint() | DevicePoint():
                 break
             case _:  # a filter point: the segment before it has applied the filter
@@ -104,11 +103,6 @@ class _Alone:
 
     def at(self, places: Places) -> NDArray[np.int64]:
         return np.full(len(places), self._number, np.int64)
-
-
-def _last_echo(plan: Plan) -> EchoPoint | None:
-    """Return the last pool of single examples, whose uses ``use`` counts."""
-    return next((echo for echo in reversed(plan.echoes) if not echo.holds_batches), None)
 
 
 def _place_of(chain: Chain, number: int, epoch: int) -> int:

@@ -65,6 +65,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
     """The inputs of a segment after an adaptive echo, by a policy's decisions.
 
     Args:
+        policy: decides how many fresh items go into a step.
         steps: the most steps, so that the pool does not run ahead at the end; None: no limit.
     """
 
@@ -78,13 +79,13 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         upstream: Stream,
         tally: EpochCounters,
         worker_pool: WorkerPool,
-        decides: Policy,
+        policy: Policy,
         steps: int | None = None,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
-        self._decides = decides
+        self.policy = policy
         self._steps = steps
         self._leaks = point.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
@@ -104,7 +105,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             upstream.wait_for(max(pool.fresh_of(code), pool.needed))
             self._codes_ahead.popleft()
         else:
-            code = self._decides.code(pool, upstream)
+            code = self.policy.code(pool, upstream)
         if code is None:
             pool.ended = True
             return False
@@ -149,7 +150,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         for number, item in self._items.items():
             if item.task.done and item.task.values[item.row] is not None:
                 value, there = item.task.values[item.row], number - total
-                items[there] = done_item(value, there, item.use_key, 0, item.rows)
+                items[there] = done_item(value, there, 0, item.rows)
         return items
 
     def _drop(self, draw: Draw) -> None:

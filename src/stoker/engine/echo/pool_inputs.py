@@ -20,7 +20,6 @@ from stoker.schedule.pools import adaptive, fixed_snapshot
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.pools.fixed import Draw, Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot
-from stoker.schedule.rng import fold_use
 
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
@@ -41,7 +40,8 @@ class PoolStart(Node):
     def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
         """Read the result of ``to_json``."""
         echo, most, exact = point.echo, bounds.most, bounds.exact
-        size = bounds.sizes[echo.position].size
+        if not (size := bounds.pool_size.size):
+            raise ValueError("the size of its pool is missing in it")
         fits = {"size": size, "group": point.group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:
@@ -67,10 +67,6 @@ class PoolStart(Node):
         )
         return {"kind": EchoPoint.kind, "items": self.items, **json}
 
-    def epochs_back(self, items: int) -> list[int]:
-        back: list[int] = self.snapshot.epochs_back(items)
-        return back
-
 
 class EchoInputs(Inputs, Generic[AnyPool]):
     """The uses of the items in a pool, as the inputs of a segment.
@@ -79,7 +75,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         point: the echo's point in the plan.
         make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
-        upstream: the stream of fresh items; None if they are rows that lie in memory.
+        upstream: the stream of fresh items.
     """
 
     keeps = True
@@ -90,15 +86,15 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self,
         point: EchoPoint,
         make_pool: Callable[[Any], AnyPool],
-        upstream: Stream | None,
+        upstream: Stream,
         tally: EpochCounters,
     ) -> None:
         self.point = point
         self.echo = point.echo
         self._make_pool = make_pool
-        self.upstream: Any = upstream
-        self.blocking = upstream is not None and upstream.blocking
-        self._items: dict[int, Any] = {}  # ``Item`` by number
+        self.upstream = upstream
+        self.blocking = upstream.blocking
+        self._items: dict[int, Item] = {}  # by number
         self._drawn = ItemUses([], [], [], [])
         self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
@@ -209,14 +205,12 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             pool.step * group < taken and not pool.exhausted
         ):
             raise damage_error("its pool does not come to where the run was")
-        again = frozenset[int]()
-        if self.upstream is not None:
-            again = again.union(held, pool.held_ordinals().tolist())
+        again = frozenset(held).union(pool.held_ordinals().tolist())
         return UpstreamRequest(pool.admitted, pool.admitted, snapshot.oldest, again)
 
     def catch_up(self) -> None:
         """Finish the work that ``resume`` left."""
-        self._fresh = self.pool.admitted if self.upstream is None else self.upstream.fresh
+        self._fresh = self.upstream.fresh
         if self._has_begun is not None:
             self._schedule(*self._has_begun)
             self._has_begun = None
@@ -243,7 +237,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         for number, use, age in self._drawn_before(start, count):
             item = self.upstream.recompute(number)
             item.scheduled, item.settled = 1, True
-            each = item, item.ordinal, fold_use(item.use_key, use), age
+            each = item, item.ordinal, use, age
             for column, value in zip(uses, each, strict=True):
                 column.append(value)
         return uses
@@ -284,9 +278,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             items.pop(number).settled = True
         drawn.items.extend(used)
         drawn.ordinals.extend([item.ordinal for item in used])
-        if self.echo.position:
-            uses = list(map(fold_use, [item.use_key for item in used], uses))
-        drawn.use_keys.extend(uses)
+        drawn.uses.extend(uses)
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Record a draw from before a resume; return the numbers of its items still needed."""
@@ -305,14 +297,14 @@ class PooledInputs(EchoInputs[Pool]):
         self,
         point: EchoPoint,
         make_pool: Callable[[PooledInputs], Pool],
-        upstream: Stream | None,
+        upstream: Stream,
         tally: EpochCounters,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
-        items = None if upstream is None else upstream.total
+        items = upstream.total
         self.total = None if items is None else self.echo.count(items)
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.
-        self._unknown = upstream is not None and items is None and not upstream.blocking
+        self._unknown = items is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
         self._items_before: int | None = None  # items in the epoch, from the state
         self._replaying = False
@@ -323,8 +315,7 @@ class PooledInputs(EchoInputs[Pool]):
         If only the end tells, it is searched for among the first ``at_least`` items.
         """
         if not self._unknown:
-            total: int | None = self.upstream.total
-            return total
+            return self.upstream.total
         if self._replaying:
             before = self._items_before
             return before if before is not None and before < at_least else None

@@ -20,7 +20,6 @@ from stoker.engine.plan.points import (
     ScanPoint,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.schedule.factor import UsesByPart
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
@@ -169,8 +168,6 @@ class Lowering:
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
         self._close()
-        if isinstance(stage.counts, UsesByPart):
-            self._selection = replace(self._selection, in_step=True)
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def move(self, stage: To) -> None:
@@ -184,7 +181,6 @@ class Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        self._parts = _reading_again(self._parts)
         into_pool = is_followed = leaks = False  # of the parts after this one
         in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
@@ -229,7 +225,7 @@ class Lowering:
         )
 
     def _close(self) -> None:
-        """End the current segment; between two pools there must be one."""
+        """End the current segment; one follows each part that needs work behind it."""
         if self._segment is not None or (self._parts and self._parts[-1].needs_work_behind):
             self._parts += self._split(self._at_hand())
         self._segment = None
@@ -251,21 +247,3 @@ class Lowering:
                 Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
             )
         return pieces
-
-
-def _reading_again(parts: list[Part]) -> list[Part]:
-    """Return a plan in which uses of rows in memory are read from there, not from a pool.
-
-    Only if they are then stacked: what functions get is a pool's, which knows who may write to it.
-    """
-    match parts:
-        case [
-            Segment(source=IndexedSource() as source, is_plain=True, batch=None),
-            EchoPoint() as point,
-            Segment() as behind,
-            *rest,
-        ] if point.echo.counts is not None:
-            behind = replace(behind, source=source)
-            if behind.rows is not None and behind.rows.in_memory:
-                return [point, behind, *rest]
-    return parts

@@ -23,9 +23,6 @@ from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
 
-# Of so many items uses are counted for a mean, which factors of parts spread evenly.
-_MANY_ITEMS = 1_000_000
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -158,17 +155,16 @@ class Plan:
         return tuple(part for part in self.parts if isinstance(part, Segment))
 
     def uses_behind(self, segment: Segment) -> float:
-        """Return how often an output of a segment is used, by the fixed factors behind it."""
-        found = 1.0
-        for point in self.echoes:
-            if point.at > segment.at and point.echo.counts is not None:
-                found *= point.echo.counts.of_first(_MANY_ITEMS) / _MANY_ITEMS
-        return found
+        """Return how often an output of a segment is used, by a fixed factor behind it."""
+        counts = None if self.pool is None else self.pool.echo.counts
+        if self.pool is None or counts is None or self.pool.at < segment.at:
+            return 1.0
+        return float(counts.factor)
 
     @cached_property
-    def echoes(self) -> tuple[EchoPoint, ...]:
-        """The pools among the parts."""
-        return tuple(part for part in self.parts if isinstance(part, EchoPoint))
+    def pool(self) -> EchoPoint | None:
+        """The pool among the parts."""
+        return next((part for part in self.parts if isinstance(part, EchoPoint)), None)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -213,24 +209,24 @@ class Plan:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether an echo is adaptive, or replays the record of an adaptive one."""
-        return any(point.echo.is_adaptive for point in self.echoes)
+        """Whether its echo is adaptive, or replays the record of an adaptive one."""
+        return self.pool is not None and self.pool.echo.is_adaptive
 
     @property
     def carries_pool(self) -> bool:
         """Whether a pool may go on in the next epoch: whatever is in it can be made again there.
 
-        That is so for a single echo that follows the stall, right behind the first segment, if
+        That is so for an echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
         knows the order of this one, which it does not where a user's function says it; nor have
         epochs whose batches are planned equally many.
         """
-        if self.indexed is None or self.is_decided or self.late or len(self.echoes) != 1:
+        point = self.pool
+        if self.indexed is None or self.is_decided or self.late or point is None:
             return False
         if self.selection.calls_user or self.batches is not None:
             return False
-        point = self.echoes[0]
-        return point.echo.is_adaptive and not point.on_device and not point.leaks
+        return point.echo.is_adaptive and not point.on_device
 
     def items_of_first(self, examples: int) -> int:
         """Return how many outputs the first segment makes of ``examples`` examples."""

@@ -51,10 +51,10 @@ class RemoteRows:
             assert values is not None
             values[i] = REJECTED
         places, whole = task.places[start:stop], stop - start == task.rows
-        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
+        uses = task.uses[start:stop] if task.uses is not None else None
         indices = None if task.indices is None or values else task.indices[start:stop]
         depth = task.runner.depth
-        request = Request(depth, indices, values, places, use_keys, task.number, whole)
+        request = Request(depth, indices, values, places, uses, task.number, whole)
         self._exchange(start, request, failed)
 
     @property
@@ -149,5 +149,5 @@ class RemoteRows:
                 failed.get(i) or (self.recycler.copy(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
-        work.apply(values, request.places, request.use_keys, self.ns)
+        work.apply(values, request.places, request.uses, self.ns)
         self.delivery.deliver(self.task, start, values, self.ns)

@@ -214,7 +214,7 @@ class SegmentRunner:
         if self.segment.batch_maps:
             for i, (at, end) in enumerate(self.cuts.spans(number, rows)):
                 if type(values[i]) is not Failure:
-                    values[i] = work.finish(values[i], number + i, 0, ns, end - at)
+                    values[i] = work.finish(values[i], number + i, ns, end - at)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         """Compute rows ``start .. stop - 1``; return the counters of their segment."""
@@ -282,8 +282,8 @@ class SegmentRunner:
             values = [self._kept_value(item, may_repeat) for item in task.items[start:stop]]
         else:
             values = list(map(self.stored_value, task.items[start:stop]))
-        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-        work.apply(values, task.places[start:stop], use_keys, ns, copied)
+        uses = task.uses[start:stop] if task.uses is not None else None
+        work.apply(values, task.places[start:stop], uses, ns, copied)
         return values
 
     def _values_to_send(self, task: Task, start: int, stop: int, ns: list[int]) -> list[Any] | None:

@@ -1,6 +1,6 @@
 """The outputs of a segment, in order, through a bounded window.
 
-A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
+A segment is the work between two points of a plan. Each output is an ``Item``. Items
 are computed by tasks (``runner``): one batch, or some examples for a pool (at least an eighth of a
 batch), or a few batches that are gathered straight from arrays. The window holds the outputs that
 were submitted and not taken yet (``amounts``).
@@ -27,10 +27,7 @@ from stoker.engine.items import (
     ItemUses,
     Planning,
     PulledStream,
-    RowBatches,
-    RowFeed,
     WouldBlock,
-    echoed,
     with_value,
 )
 from stoker.engine.segments.amounts import Amounts
@@ -237,9 +234,7 @@ class SegmentStream(PulledStream):
             item.ordinal = number
             return item
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
-        uses: Any = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
-        if isinstance(self.feed, RowFeed):
-            uses = RowBatches([uses], [0])
+        uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
         return self._submit(number, 1, uses)[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
@@ -295,11 +290,11 @@ class SegmentStream(PulledStream):
         return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 
     def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
-        (item,), _, (use_key,), (age,) = uses
+        (item,), _, (use,), (age,) = uses
         assert self.feed is not None
         if self.feed.in_order:  # examples read ahead for later items do not count
-            return with_value(item, task, use_key, item.fresh)
-        return Item(task, 0, item.ordinal, use_key, fresh, item.rows, item.repeats, age)
+            return with_value(item, task)
+        return Item(task, 0, item.ordinal, use, fresh, item.rows, age=age)
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self.planning.is_held()
@@ -313,10 +308,8 @@ class SegmentStream(PulledStream):
             return self._make(number, count)
         began = time.perf_counter_ns() if self._amounts.joins else 0
         self._amounts.last_ns = 0
-        uses: ItemUses | RowBatches | None = None
-        if isinstance(self.feed, RowFeed):
-            uses = self.feed.batches(self._cuts, number, count)
-        elif self.feed is not None:
+        uses: ItemUses | None = None
+        if self.feed is not None:
             if not self._batches:
                 count = self.feed.together(count)
             uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
@@ -334,23 +327,16 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> bool:
         """Make outputs here and now; return whether there were any."""
-        began, cuts, window = time.perf_counter_ns(), self._cuts, self._window
-        made = count
+        began, window, made = time.perf_counter_ns(), self._window, count
         if self._amounts.joins:
             made = self._join(number, count)
-        elif self.feed is None:
+        else:
             values, rows = self._make_fresh(number, count)
             task: Any = DoneTask(values)
             if count == 1:  # the usual case without workers; a loop would cost as much as the batch
                 window.append(Item(task, 0, number, 0, rows.stop, len(rows)))
             else:
                 window.extend(self._fresh_outputs(task, number, len(rows)))
-        else:
-            assert isinstance(self.feed, RowFeed)
-            rows_of = self.feed.batches(cuts, number, count)
-            places = functools.partial(self._runner.work.inputs.places, rows_of.ordinals)
-            values = self._runner.make_now(number, rows_of.indices, places)
-            window.extend(echoed(DoneTask(values), number, rows_of.uses, rows_of.fresh))
         self._next += made
         self._amounts.last_ns = (time.perf_counter_ns() - began) // count
         return made > 0
@@ -390,7 +376,7 @@ class SegmentStream(PulledStream):
             for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
         ]
 
-    def _submit(self, number: int, count: int, uses: ItemUses | RowBatches | None) -> list[Item]:
+    def _submit(self, number: int, count: int, uses: ItemUses | None) -> list[Item]:
         """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
         start = self._cuts.start(number)
         stop = min(self._cuts.start(number + count), self._examples)
@@ -402,22 +388,21 @@ class SegmentStream(PulledStream):
             task.indices = self._order.span(start, stop)
             task.fresh = stop
             self._runner.work.fetcher.expect(task.indices)
-        elif isinstance(uses, RowBatches):
-            task.indices = uses.indices
         else:
-            task.items, task.use_keys, task.fresh = uses.items, uses.use_keys, self.fresh
+            task.items, task.uses, task.fresh = uses.items, uses.uses, self.fresh
             needs = {item.task for item in uses.items if not item.task.done}
         self._runner.allocate(task)
         self.worker_pool.submit(task, needs)
         return self._outputs(task, number, uses)
 
-    def _outputs(self, task: Task, number: int, uses: ItemUses | RowBatches | None) -> list[Item]:
+    def _outputs(self, task: Task, number: int, uses: ItemUses | None) -> list[Item]:
         if uses is None:
             return self._fresh_outputs(task, number, task.rows)
-        if isinstance(uses, RowBatches):
-            return echoed(task, number, uses.uses, uses.fresh)
         if self.segment.batch is not None:
-            return echoed(task, number, [uses], [task.fresh])
+            rows = len(uses.items)
+            batch = Item(task, 0, number, 0, task.fresh, rows, rows - len({*uses.ordinals}))
+            batch.examples = uses.uses, uses.ages
+            return [batch]
         if self._batches:
             return [self._use_of(uses, task, task.fresh)]
         assert self.feed is not None

@@ -62,8 +62,8 @@ class CallSeeds:
         # Torch is there as soon as it is imported, even by the call before.
         generators = global_generators if self._with_global else tuple
 
-        def place(place: int, use_key: int) -> None:
-            seed = rng.mixed(key ^ use_key, place)
+        def place(place: int, use: int) -> None:
+            seed = rng.mixed(key ^ use, place)
             for each in generators():
                 each.seed(seed)
             for number, each in enumerate(held, 1):

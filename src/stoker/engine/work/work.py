@@ -181,7 +181,7 @@ class Work:
         self,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -190,7 +190,7 @@ class Work:
         With ``copied`` the values belong to a pool; it copies those that maps would write to.
         """
         if copied is not None:
-            return self._apply_to_lent(values, places, use_keys, ns, copied)
+            return self._apply_to_lent(values, places, uses, ns, copied)
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
@@ -201,13 +201,13 @@ class Work:
                         values[i] = self._admit(value, places[i], ns)
                     elif kind is LeftOutBefore:
                         values[i] = REJECTED
-        self._apply(slice(behind, None), values, places, use_keys, ns)
+        self._apply(slice(behind, None), values, places, uses, ns)
 
     def _apply_to_lent(
         self,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any],
     ) -> None:
@@ -216,7 +216,7 @@ class Work:
         A last use gets a copy, too: while it writes, another use may still be reading.
         """
         originals, reading = list(values), self.segment.reading
-        self._apply(slice(0, reading), values, places, use_keys, ns)
+        self._apply(slice(0, reading), values, places, uses, ns)
         if self.segment.stacks and reading == len(self._operations):
             return
         for i, value in enumerate(values):
@@ -226,7 +226,7 @@ class Work:
                 except Exception as error:
                     pass_on(error)
                     values[i] = self.inputs.copy_failure(error, places[i])
-        self._apply(slice(reading, None), values, places, use_keys, ns)
+        self._apply(slice(reading, None), values, places, uses, ns)
 
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Run the operations before the cache on an example, and offer the result to the cache."""
@@ -261,7 +261,7 @@ class Work:
         which: slice,
         values: list[Any],
         places: Sequence[int],
-        use_keys: Sequence[int] | None,
+        uses: Sequence[int] | None,
         ns: list[int],
     ) -> None:
         draw_at = self._random.at
@@ -281,7 +281,7 @@ class Work:
                 spot.enter(number)
             made = None
             if many is not None and not is_choosy and len(values) > 1:
-                made = self._do_many(many, key, values, places, use_keys)
+                made = self._do_many(many, key, values, places, uses)
             for i, value in enumerate(values):
                 if type(value) is Failure:
                     passed_by += 1
@@ -289,26 +289,26 @@ class Work:
                 if made is not None and (result := made[i]) is not None:
                     values[i] = result
                     continue
-                use_key = use_keys[i] if use_keys is not None else 0
+                use = uses[i] if uses is not None else 0
                 if is_choosy and (
-                    (others is not None and others[i]) or (stage.repeats_only and not use_key)
+                    (others is not None and others[i]) or (stage.repeats_only and not use)
                 ):
                     passed_by += 1
                     continue
                 try:
                     if place is not None:
-                        place(places[i], use_key)
+                        place(places[i], use)
                     if is_timed:
                         more: list[Any] = [self._time_at(places[i])]
                         if key is not None:
-                            more.insert(0, draw_at(key, places[i], use_key))
+                            more.insert(0, draw_at(key, places[i], use))
                         result = fn(value, *more)
                     elif key is None:
                         result = fn(value)
                     else:
-                        generator = on_device and on_device(key, places[i], use_key, value)
+                        generator = on_device and on_device(key, places[i], use, value)
                         if generator is None:  # a key of JAX has no truth
-                            generator = draw_at(key, places[i], use_key)
+                            generator = draw_at(key, places[i], use)
                         result = fn(value, generator)
                     if result is None and stage.makes_values:
                         raise returned_nothing("batch" if in_batches else "example")
@@ -322,11 +322,11 @@ class Work:
             ns[self.stages + number] += len(values) - passed_by
 
     def _do_many(
-        self, many: Many, key: Any, values: list[Any], places: Sequence[int], use_keys: Any
+        self, many: Many, key: Any, values: list[Any], places: Sequence[int], uses: Any
     ) -> list[Any] | None:
         """Return what becomes of values in one call; None for those that are done one by one."""
         try:
-            return many(values, None if key is None else (key, rng.counters(places, use_keys)))
+            return many(values, None if key is None else (key, rng.counters(places, uses)))
         except Exception as error:  # it is raised again for the value that it belongs to
             pass_on(error)
             return None
@@ -340,7 +340,7 @@ class Work:
             return None
         return [not is_own for is_own in stage.part.has(places)]
 
-    def finish(self, batch: Any, number: int, use_key: int, ns: list[int], rows: int) -> Any:
+    def finish(self, batch: Any, number: int, ns: list[int], rows: int) -> Any:
         """Run the maps after the batching stage over a batch; may return a ``Failure``.
 
         Args:
@@ -355,12 +355,12 @@ class Work:
                 spot.enter(at)
             try:
                 if (seed := self._place(at - shift)) is not None:
-                    seed(self.inputs.batch_place(number), use_key)
+                    seed(self.inputs.batch_place(number), 0)
                 if key is None:
                     batch = fn(batch)
                 else:
                     place = self.inputs.batch_place(number)
-                    batch = fn(batch, self._random.at(key, place, use_key))
+                    batch = fn(batch, self._random.at(key, place))
                 if batch is None:
                     raise returned_nothing("batch")
             except Exception as error:

@@ -87,7 +87,7 @@ class WorkExecutor:
             return Failure(_plain(failure.error))
         finally:
             ns[work.batch_at] += time.perf_counter_ns() - began_ns
-        made = work.finish(made, request.number, 0, ns, len(values))
+        made = work.finish(made, request.number, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
     def depends_on_order(self, work: Work, request: Request) -> bool:
@@ -118,7 +118,7 @@ class WorkExecutor:
         return Failure(StageError(SENDING, _plain(error), batch=request.number))
 
     def _examples(self, work: Work, request: Request, ns: list[int], slot: int) -> list[Any]:
-        segment, indices, use_keys = work.segment, request.indices, request.use_keys
+        segment, indices, uses = work.segment, request.indices, request.uses
         values = _separate(request.values or [])
         source = segment.source
         draws = source is not None and source.runs_user_code
@@ -139,7 +139,7 @@ class WorkExecutor:
                 spot.at_row(i, slot)
             one = [next(coming)]
             if not segment.is_plain:
-                work.apply(one, [place], use_keys and use_keys[i : i + 1], ns, copied)
+                work.apply(one, [place], uses and uses[i : i + 1], ns, copied)
             examples += one
         return examples
 

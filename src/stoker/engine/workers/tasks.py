@@ -26,7 +26,7 @@ class Task:
         done_ns: when it was done, by ``time.perf_counter_ns``.
         builder, batch: where its rows are written, if they make a batch.
         indices, items: the inputs of its rows: indices of examples in the source, or items.
-        places, use_keys: the addresses of its rows (``InputAddresses.places``).
+        places, uses: the addresses of its rows (``InputAddresses.places``).
         failed: the first of its rows that failed, and the failure.
         kept: stored items whose uses end with the task, as it may be made again until then.
     """
@@ -46,7 +46,7 @@ class Task:
     indices: Any = None
     items: list[Any] | None = None
     places: Any = None
-    use_keys: list[int] | None = None
+    uses: list[int] | None = None
     fresh: int = 0
     failed: tuple[int, Any] | None = None
     kept: list[Any] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Request(NamedTuple):
     Attributes:
         depth: the segment's number among the segments on the host.
         indices, values: the inputs of the rows: indices of examples in the source, or values.
-        places, use_keys: the addresses of the rows.
+        places, uses: the addresses of the rows.
         number: the task's number; ``whole``: whether these are all its rows.
     """
 
@@ -66,7 +66,7 @@ class Request(NamedTuple):
     indices: NDArray[np.int64] | None
     values: list[Any] | None
     places: Sequence[int]
-    use_keys: list[int] | None
+    uses: list[int] | None
     number: int
     whole: bool
 
@@ -76,7 +76,7 @@ class Request(NamedTuple):
             indices=None if self.indices is None else self.indices[some],
             values=None if self.values is None else self.values[some],
             places=self.places[some],
-            use_keys=None if self.use_keys is None else self.use_keys[some],
+            uses=None if self.uses is None else self.uses[some],
         )
 
 

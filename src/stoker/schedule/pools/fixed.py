@@ -11,8 +11,7 @@ Guarantees:
 - While fresh items remain, draws are uniform. Afterwards the pool drains: most remaining uses
   first, ties by oldest use (as far back as the last snapshot knows, then by age).
 - The items of one draw are distinct if ``size >= ceil(factor) * group`` and the epoch has at
-  least ``group`` items (where parts have factors of their own: twice ``size``). Otherwise there
-  are as few duplicates as the pool allows.
+  least ``group`` items. Otherwise there are as few duplicates as the pool allows.
 - Groups of one never repeat the item before while the pool holds another.
 - The pool grows by at most one group a step until it is full (an epoch of less than two
   groups is admitted whole).
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.factor import UseCounts
+from stoker.schedule.factor import EvenUses
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.rng import Fractions, Rekeyed
 
@@ -90,7 +89,7 @@ class Pool:
 
     def __init__(
         self,
-        counts: UseCounts,
+        counts: EvenUses,
         size: int,
         group: int,
         key: NDArray[np.uint64],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.schedule.factor import UseCounts
+from stoker.schedule.factor import EvenUses
 
 SNAPSHOT_STEPS = 64
 """Least steps between snapshots; as many as draw twice the pool's items, if more.
@@ -60,7 +60,7 @@ def pack(snapshot: Snapshot) -> dict[str, int | str]:
     }
 
 
-def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) -> Snapshot:
+def unpack(state: Any, *, counts: EvenUses, size: int, group: int, items: int) -> Snapshot:
     """Read what ``pack`` wrote of a pool that was made with these arguments.
 
     Args:

@@ -70,8 +70,8 @@ class Batch(ChainStage):
         stage = first_with(before.stages, lambda t: t.batches)
         if stage is not None:
             raise ValueError(f".batch({self.n}) cannot follow {stage.name}: batch once")
-        for echo in before.echoes:
-            echo.check_holds(self.n)
+        if before.echo is not None:
+            before.echo.check_holds(self.n)
         if self.late:
             self._check_late(before)
         return self

@@ -7,7 +7,7 @@ behind ``.shuffle()`` and ``.shard()``, caches and maps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -280,7 +280,7 @@ class PlannedBatch(Batch):
             f"max_rows={rule.max_rows}, window=None)"
         )
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how many examples a batch has, and among how many it is put together."""
         rule = self.rule
         assert rule is not None

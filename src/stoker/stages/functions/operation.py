@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,7 +106,7 @@ class Operation(ChainStage):
         """Return its kind, and the field."""
         return self.method + ("" if self.on is None else f" on {self.on!r}") + self._of_part
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say what its own budget lets it skip."""
         if self.budget is None:
             return ""

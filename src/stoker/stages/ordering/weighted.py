@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,7 +101,7 @@ class WeightedShuffle(ChainStage):
         digest = f", {self.weights.digest}" if isinstance(self.weights, Weights) else ", fn"
         return f"{self.call[:-1]}{digest})"
 
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how many of a batch are repeats, if some are."""
         if not isinstance(self.weights, Weights) or not chain.is_batched:
             return ""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import zlib
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch.utils import data
 
-from stoker.analysis.probe import drain_session, epochs, replay
+from stoker.analysis.probe import drain_session, epochs, pickled_examples, replay
 from strategies import one_in
 
 LENGTH, BATCH = 64, 8
@@ -25,18 +24,7 @@ class Numbers(data.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         READS.add_(1)
-        zlib.compress(bytes(100_000))  # takes longer than a look into a cache
         return torch.full((4,), float(index))
-
-
-class Rarely(Numbers):
-    """Draws for each example; hardly any of them is another one then."""
-
-    def __init__(self) -> None:
-        self.own = random.Random(0)
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index) + (self.own.random() < 1e-9)
 
 
 class Stream(data.IterableDataset):  # type: ignore[misc]
@@ -111,26 +99,33 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
 
     drains.look_at_example()
     assert drains.keep_examples({"batches": 3, "seconds": 60.0}) == {"batches": 3}
-    reads, store = int(READS), Path(drains._kept._cache.folder)
-    assert store.is_dir()
+    reads = int(READS)
     shares = [["kept", count, 4] for count in (workers, 1 - workers)]
     batches = drains.alternate(None, {"shares": shares, "again": False})
     for at in (0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1, 1, 2, 0, 1):  # two turns of both
         assert torch.equal(next(batches), seen[at])
     assert int(READS) == reads  # none was read again
-    del batches
-    drains.close()
-    assert not store.exists()
 
 
-@pytest.mark.parametrize(("data_set", "why"), [(Rarely(), "random"), (range(LENGTH), "takes")])
-def test_what_a_run_would_not_keep_is_not_kept_in_a_trial(data_set: Any, why: str) -> None:
-    loader = data.DataLoader(data_set, BATCH)
-    drains = drain_session.LoaderDrains(
-        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
+def test_an_example_in_memory_is_made_anew_each_time() -> None:
+    example: dict[str, Any] = {
+        "x": torch.ones(3),
+        "y": torch.ones(2, dtype=torch.bfloat16),
+        "name": "a",
+        "n": 7,
+    }
+    dataset = pickled_examples.PickledExamples(
+        SimpleNamespace(epoch=3), {7: pickled_examples.write_example(example)}
     )
-    with pytest.raises(ValueError, match=why):
-        drains.keep_examples({"batches": 3, "seconds": 1.0})
+    again = pickle.loads(pickle.dumps(dataset))
+    for read in (dataset, again):
+        one, other = read[torch.tensor(7)], read[7]
+        one["x"] += 1
+        assert torch.equal(other["x"], example["x"])
+        assert torch.equal(other["y"], example["y"])
+        assert (other["name"], other["n"]) == ("a", 7)
+        assert read.epoch == 3
+    assert not hasattr(dataset, "__getitems__")
 
 
 @pytest.mark.parametrize("again", [True, False])

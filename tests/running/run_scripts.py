@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.reports import PREP, about
-from stoker.analysis.model.report import Action, write_report
+from stoker.analysis.model.report import Action, LoaderOptions, write_report
 
 PRELUDE = """
 import hashlib, os, sys, time
@@ -61,7 +61,11 @@ def write_script(folder: Path, body: str) -> Path:
 def write_advice(folder: Path, *codes: str, loader: str = "train.py:1") -> Path:
     """Write a report that advises options of the DataLoader, such as ``num_workers=2``, with a gain
     of 1.5."""
-    actions = [Action(code, f"DataLoader(..., {code})", about(1.5), "") for code in codes]
+    actions = []
+    for code in codes:
+        name, _, value = code.partition("=")
+        options = msgspec.convert({name: int(value)}, LoaderOptions)
+        actions.append(Action(code, f"DataLoader(..., {code})", about(1.5), "", options=options))
     found = msgspec.structs.replace(
         PREP,
         actions=actions,

@@ -17,7 +17,14 @@ import pytest
 
 from analysis.reports import PREP, about, job
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
-from stoker.analysis.model.report import Action, Prepared, PrepPoint
+from stoker.analysis.model.report import (
+    Action,
+    LoaderOptions,
+    Prepared,
+    PrepPoint,
+    read_report,
+    write_report,
+)
 from stoker.analysis.reports.advice import advise
 from stoker.running.plan import RunPlan, make_plan, read_plan, write_plan
 
@@ -94,8 +101,8 @@ def test_loaders_of_one_line_have_the_names_of_the_analysis(tmp_path: Path) -> N
     assert len(told) == 4, "none is told again in the second epoch"
 
 
-def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    advice = Action("", "DataLoader(..., num_workers=6)", about(1.5), "")
+def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    advice = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=6))
     report = msgspec.structs.replace(PREP, actions=[advice])
     plan = make_plan(report, ["workers"])
     monkeypatch.setenv("STOKER_RUN_PLAN", write_plan(plan))
@@ -103,9 +110,10 @@ def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert plan.loader == PREP.loader.name
     assert (plan.workers, plan.gain) == (6, 1.5)
     assert make_plan(report, ["redraw"]).workers is None
-    many = Action("", "DataLoader(..., num_workers=99999999999)", about(1.5), "")
-    with pytest.raises(ValueError, match="damaged"):
-        make_plan(msgspec.structs.replace(PREP, actions=[many]), ["workers"])
+    many = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=99_999_999_999))
+    write_report(msgspec.structs.replace(PREP, actions=[many]), tmp_path / "report.json")
+    with pytest.raises(ValueError, match="is not a report"):
+        read_report(tmp_path / "report.json")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

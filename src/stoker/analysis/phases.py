@@ -134,7 +134,7 @@ class DrivenJob(Protocol):
         """Inspect some of the examples, after all other drains."""
 
     def keep_examples(self) -> None:
-        """Drain some examples in a cache, where they are the same in each reading, and train on
+        """Drain some examples kept in memory, where they are the same in each reading, and train on
         them, by turns with the job as it is (``RankTrace.drains["kept-W"]``, ``kept_turns``)."""
 
 

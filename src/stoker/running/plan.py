@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import msgspec
 
 from stoker.analysis.model.changes import find_kept, plan_keeping, with_kept, with_workers
 from stoker.analysis.model.gains import WORTH, predict_gain
-from stoker.analysis.model.model import MOST_CORES
-from stoker.analysis.model.report import Report
+from stoker.analysis.model.report import LoaderOptions, Report
 
 VARIABLE = "STOKER_RUN_PLAN"
 """The environment variable with the plan."""
 KINDS = ("workers", "cache", "redraw")
 """What can be asked for with ``--do``."""
-
-_WORKERS = re.compile(r"DataLoader\(\.\.\., num_workers=(\d+)\)")
-_PREFETCH = re.compile(r"DataLoader\(\.\.\., prefetch_factor=(\d+)\)")
-_PERSISTENT = "DataLoader(..., persistent_workers=True)"
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +56,7 @@ def make_plan(
 ) -> RunPlan:
     """Return what a report advises of the kinds in ``do``.
 
-    Raises ValueError for a report of a pipeline, whose code is the user's to edit, and for one that
-    is damaged.
+    Raises ValueError for a report of a pipeline, whose code is the user's to edit.
     """
     if report.stages:
         raise ValueError(
@@ -72,14 +65,12 @@ def make_plan(
     workers = prefetch = None
     persistent, gain = False, 1.0
     for action in report.actions if "workers" in do else ():
-        if (found := _WORKERS.search(action.code)) is not None:
-            workers, gain = int(found[1]), max(gain, action.gain.value)
-            if workers > MOST_CORES:
-                raise ValueError(f"this report is damaged: it advises {workers} workers")
-        elif (found := _PREFETCH.search(action.code)) is not None:
-            prefetch, gain = int(found[1]), max(gain, action.gain.value)
-        elif action.code == _PERSISTENT:
-            persistent = True
+        options = action.options or LoaderOptions()
+        workers = options.num_workers or workers
+        prefetch = options.prefetch_factor or prefetch
+        persistent = persistent or options.persistent_workers
+        if options.num_workers or options.prefetch_factor:
+            gain = max(gain, action.gain.value)
     kept_workers, kept_gain = _choose_kept_workers(report, workers) or (workers, None)
     seen = report.as_it_is
     return RunPlan(

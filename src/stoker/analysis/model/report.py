@@ -6,19 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from stoker.analysis.model.calibration import calibrate
-from stoker.analysis.model.formulas import INFINITE
-from stoker.analysis.model.model import Measured, warm_rate
+from stoker.analysis.model.formulas import INFINITE, MOST_WAITING
+from stoker.analysis.model.model import MOST_CORES, Measured, warm_rate
 from stoker.stats import ProcessTrial, ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
 # Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
 # measured.
 _BUSY = 0.1
+
+_MOST_WORKERS = MOST_CORES * MOST_WAITING
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -65,6 +67,14 @@ class SplitIntervals(msgspec.Struct, frozen=True):
     fetch_stall: Interval
 
 
+class LoaderOptions(msgspec.Struct, frozen=True):
+    """Options of the script's ``DataLoader`` that an action changes; the others stay."""
+
+    num_workers: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
+    prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
+    persistent_workers: bool = False
+
+
 class Action(msgspec.Struct, frozen=True):
     """An action, and its predicted gain."""
 
@@ -78,6 +88,8 @@ class Action(msgspec.Struct, frozen=True):
     """What it changes, and what the prediction assumes."""
     condition: str = ""
     """The condition for this action; empty if there is none."""
+    options: LoaderOptions | None = None
+    """What ``stoker run`` changes for it; None: something else than the loader's options."""
 
 
 class Keeping(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Runs inside a script under analysis. Standard library only; stoker itself is not loaded.
+"""Runs inside a script under analysis. Standard library only: nothing of stoker is imported.
 
 The probe waits for ``torch.utils.data.dataloader`` and then replaces five methods of its classes:
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` and ``_get_iterator``

@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import importlib
 import itertools
 import os
-import secrets
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import stacks, workers
+from . import pickled_examples, stacks, workers
 from .dataset import example
 from .records import read_json, write_json
 from .replay import list_tensors
@@ -85,7 +83,6 @@ class DrainSession:
             base = self._process.recorder.base
             command = _wait_for_command(f"{base}.command.{self._number}", self._process.folder)
             if command is None or command["do"] == "end":
-                self._drains.close()
                 raise Finished
             try:
                 with _mark_own_loaders():
@@ -140,8 +137,7 @@ class LoaderDrains:
         self._iterable = loader._dataset_kind == self._module._DatasetKind.Iterable
         self._indices: list[Any] = []
         self._batches = 0  # that the first drain delivered
-        self._example_bytes = 0
-        self._kept: Any = None  # the dataset behind a cache that holds some examples
+        self._kept: Any = None  # the dataset with some examples in memory
         self._kept_indices: list[Any] = []
 
     def describe(self, batch: Any) -> dict[str, Any]:
@@ -183,47 +179,44 @@ class LoaderDrains:
                 worker_init_fn=loader.worker_init_fn,
                 generator=self._torch.Generator(),
             )
-        self._example_bytes = found.get("example_bytes", 0)
         return dict(found)
 
     def keep_examples(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Fill a cache in memory, as `stoker run` has it, with examples of the first drain.
+        """Keep examples of the first drain in memory, in place of a cache around the dataset.
 
-        They are those of the first ``batches``, or of as many as are read in ``seconds``. Nothing
-        of the job is to be measured any more: stoker is loaded here. Raises ImportError where the
-        script's Python has none, ValueError where `stoker run` would not keep them, and what the
-        cache and the dataset raise.
+        They are those of the first ``batches``, or of as many as are read in ``seconds``. Raises
+        what the dataset raises.
         """
-        trial = importlib.import_module("stoker.running.examples.trial")
-        module = importlib.import_module("stoker.running.examples.kept_examples")
-        loader, indices = self._loader, self._indices[: command["batches"]]
-        tried = trial.try_keeping(loader, command["seconds"])
-        if refused := tried.not_kept or tried.problem:
-            raise ValueError(refused)
-        count = sum(map(len, indices)) if loader._auto_collation else len(indices)
-        size = module.plan_bytes(self._example_bytes, count)
-        if not size:
-            raise MemoryError("there is no memory for a cache")
-        # A name of its own: the store is nobody else's.
-        self._kept = module.KeptExamples(loader.dataset, size, secrets.token_hex(16))
-        self._kept_indices = indices
+        loader, groups = self._loader, self._indices[: command["batches"]]
+        if not loader._auto_collation:
+            groups = [[index] for index in groups]
+        with _many_workers_are_meant():
+            reader = self._module.DataLoader(
+                loader.dataset,
+                None,
+                sampler=[index for group in groups for index in group],
+                num_workers=loader.num_workers,
+                collate_fn=pickled_examples.write_example,
+                multiprocessing_context=loader.multiprocessing_context,
+                worker_init_fn=loader.worker_init_fn,
+                generator=self._torch.Generator(),
+            )
         until = _clock() + int(command["seconds"] * 1e9)
+        records: dict[Any, bytes] = {}
         filled = 0
-        batches = _begin(self._make_loader(indices, loader.num_workers, "", "", kept=True))
+        examples = _begin(reader)
         try:
-            for _ in batches:
+            for group in groups:
+                for index in group:
+                    records[pickled_examples.name_index(index)] = next(examples)
                 filled += 1
                 if _clock() > until:
                     break
         finally:
-            _stop(batches)  # workers write what they have read
-        module.flush(self._kept)
-        self._kept_indices = indices[:filled]
+            _stop(examples)
+        self._kept = pickled_examples.PickledExamples(loader.dataset, records)
+        self._kept_indices = self._indices[:filled]
         return {"batches": filled}
-
-    def close(self) -> None:
-        """Remove the cache."""
-        self._kept = None
 
     def _measure_copy_s(self, batch: Any) -> float | None:
         cuda = self._torch.cuda
@@ -245,7 +238,7 @@ class LoaderDrains:
         """Read batches for some seconds. ``fresh``: new ones, remembered; else these again.
 
         ``samples``: also look at the stacks of the code that makes them. ``kept``: examples that
-        are in the cache.
+        are kept in memory.
 
         New ones are those that the script would read next: what is in the page cache of these is
         what it will meet. If the epoch ends too soon, the next one follows, which the script may
@@ -344,7 +337,7 @@ class LoaderDrains:
         """Yield some batches of each of the command's shares by turns.
 
         A share is its kind, workers, and number of batches. ``own`` ones are those that the script
-        would read next (``again``: in further epochs, too), ``kept`` ones are in the cache, and
+        would read next (``again``: in further epochs, too), ``kept`` ones are in memory, and
         ``replayed`` ones were prepared. The workers of a share are idle while it is not its turn.
 
         Raises LookupError if there are no prepared batches.

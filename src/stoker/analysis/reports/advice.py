@@ -25,6 +25,7 @@ from stoker.analysis.model.model import (
 )
 from stoker.analysis.model.report import (
     Action,
+    LoaderOptions,
     Rate,
     Report,
     find_prep,
@@ -108,6 +109,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
+        options=None if report.stages else LoaderOptions(num_workers=best),
     )
 
 
@@ -164,6 +166,7 @@ def _advise_prefetching(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
+        options=LoaderOptions(prefetch_factor=MORE_PREFETCH),
     )
 
 
@@ -188,6 +191,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
+        options=LoaderOptions(persistent_workers=True),
     )
 
 

@@ -316,11 +316,11 @@ class ScriptJob:
             return
         seconds = min(_FILLS_S, self._unit_s / 2)
         most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
-        self.say("keeping some examples in a cache in memory, and training on them")
+        self.say("keeping some examples in memory, and training on them")
         command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
         for answer in self._session.send(command):
             if "error" in answer:
-                self.trace.note(f"examples were not kept in a cache: {answer['error']}")
+                self.trace.note(f"examples were not kept in memory: {answer['error']}")
                 return
         counts = first.workers, 0 if first.workers else 1
         with contextlib.suppress(DrainFailed):

@@ -71,14 +71,6 @@ def try_examples(
     return _look_in_fork(lambda: _try_all(loader, create_fetcher, sends, keeps))
 
 
-def try_keeping(loader: Any, enough_s: float) -> ExampleTrial:
-    """Read some of a loader's examples in a forked process, for so many seconds, and then again.
-
-    Only whether they can be kept in a cache is tried.
-    """
-    return _look_in_fork(lambda: _try_keeping(loader, enough_s))
-
-
 def _look_in_fork(look: Callable[[], dict[str, Any]]) -> ExampleTrial:
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -139,7 +131,7 @@ def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict
     found: dict[str, Any] = {}
     if keeps:
         try:
-            found = _try_keeping(loader, _ENOUGH_S)
+            found = _try_keeping(loader)
         except Exception as error:
             found = {"not_kept": f"{type(error).__name__}: {error}"}
     return found | _try_batches(loader, create_fetcher, sends)
@@ -150,7 +142,7 @@ def _list_indices(loader: Any) -> list[int]:
     return list(dict.fromkeys(at * count // _EXAMPLES for at in range(_EXAMPLES) if count))
 
 
-def _try_keeping(loader: Any, enough_s: float) -> dict[str, Any]:
+def _try_keeping(loader: Any) -> dict[str, Any]:
     """Read examples without their collation, which stays as it is."""
     read = _make_reader(loader)
     began, first, records = time.monotonic(), [], []
@@ -175,7 +167,7 @@ def _try_keeping(loader: Any, enough_s: float) -> dict[str, Any]:
             return {"not_kept": "tensors of its examples have strides that a cache would change"}
         records.append(len(record))
         first.append((index, value))
-        if time.monotonic() - began > enough_s:
+        if time.monotonic() - began > _ENOUGH_S:
             break
     if not first:
         return {"not_kept": "it has no examples"}
@@ -184,7 +176,7 @@ def _try_keeping(loader: Any, enough_s: float) -> dict[str, Any]:
     for index, value in reversed(first):
         if not is_same(value, read(index)):
             return {"not_kept": "its examples are random"}
-        if time.monotonic() - began > enough_s:
+        if time.monotonic() - began > _ENOUGH_S:
             break
     if own.have_moved():
         return {"not_kept": "its examples are random"}

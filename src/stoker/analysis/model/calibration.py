@@ -7,10 +7,11 @@ from the calibrated rates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.analysis.model.formulas import INFINITE, interpolate
+from stoker.analysis.model.formulas import interpolate
 from stoker.analysis.model.model import Measured, predict
 
 TOLERANCE = 0.1
@@ -40,7 +41,7 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
     if reached < compute:
         job, reached = _scale_efficiency(job, compute / reached), compute
     now = predict(job)
-    prep = predict(_scale_fetch(job, INFINITE)).loader
+    prep = predict(_scale_fetch(job, math.inf)).loader
     parts: list[tuple[float, Scale]] = [
         (now.fetch, _scale_fetch),
         (reached * prep, _scale_prep),

@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-INFINITE = math.inf
 MOST_WAITING = 8
 """Workers on a core if they mostly wait. More are neither tried nor advised, as each has memory of
 its own."""
@@ -130,5 +129,5 @@ def interpolate(points: Sequence[tuple[int, float]], at: float, empty: float = 0
 def inverse(value: float) -> float:
     """Return 1/value; 0 and infinity are each other's inverse."""
     if value <= 0.0:
-        return INFINITE
-    return 0.0 if value == INFINITE else 1.0 / value
+        return math.inf
+    return 0.0 if value == math.inf else 1.0 / value

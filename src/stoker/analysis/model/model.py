@@ -14,10 +14,10 @@ in real jobs, and are measured:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from stoker.analysis.model.formulas import (
-    INFINITE,
     fetch_rate,
     interpolate,
     inverse,
@@ -154,7 +154,7 @@ def check_change(measured: Measured, change: Change) -> None:
         ("echo", change.echo, 1),
         ("hosts", change.hosts, 1),
     ):
-        if value is not None and not least <= value < INFINITE:
+        if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name}={value}: at least {least}")
     above_0 = {
         "storage-mbps": change.storage_mbps,
@@ -162,7 +162,7 @@ def check_change(measured: Measured, change: Change) -> None:
         "network-mbps": change.network_mbps,
     }
     for name, number in above_0.items():
-        if number is not None and not 0 < number < INFINITE:
+        if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: above 0")
     if change.echo_at not in PLACES:
         raise ValueError(f"echo-at={change.echo_at!r}: one of {', '.join(PLACES)}")
@@ -247,11 +247,6 @@ def warm_rate(measured: Measured, workers: int) -> float:
     return min(measured.ingestion, prep, inverse(cpu_s / measured.cores))
 
 
-def worker_seconds_behind(measured: Measured, place: str) -> float:
-    """Return the worker seconds per example that stages after an echo at a place cost."""
-    return dict(measured.after_s).get(place, 0.0)
-
-
 def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     """Return how fast each job runs after ``change``.
 
@@ -277,7 +272,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
     fresh_prep_s = inverse(prep_rate(measured.prep, workers))
-    behind_s = worker_seconds_behind(measured, change.echo_at) / max(1, workers)
+    behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
     use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s
     prep_divided_by = 1 if alone else divided_by  # each training process prepares by itself
@@ -306,10 +301,10 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
         if alone:
             loader = loader_rate(fetch, inverse(prep_s), waiting_s)
             return reached * min(processors, inverse(inverse(ingestion) + inverse(loader)))
-        unfetched = loader_rate(INFINITE, inverse(prep_s), waiting_s)
+        unfetched = loader_rate(math.inf, inverse(prep_s), waiting_s)
         return min(fetch, reached * min(ingestion, processors, unfetched))
 
-    warm, rate = trained_rate(INFINITE, 0.0), trained_rate(inverse(fetch_s), waiting_s)
+    warm, rate = trained_rate(math.inf, 0.0), trained_rate(inverse(fetch_s), waiting_s)
     compute, fetch_stall = rate / ingestion, 1.0 - rate / warm
     prep_stall = max(0.0, 1.0 - compute - fetch_stall)
     if compute > 1.0 - FED:
@@ -368,7 +363,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
     uses = change.echo / (1 if change.sharing else change.jobs)
     # Without workers, training waits for the loader's whole time.
     overlaps = measured.workers > 0 or change.cores is not None
-    takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
+    takes = min(prediction.ingestion, prediction.processors) if overlaps else math.inf
     workers = max(1, measured.workers if change.cores is None else change.cores)
     miss_s = miss_seconds(measured, change) / workers / uses
     return smallest_cache(storage * uses, cache * uses, prediction.prep, takes, miss_s)

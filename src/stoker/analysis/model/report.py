@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stoker.analysis.model.calibration import calibrate
-from stoker.analysis.model.formulas import INFINITE, MOST_WAITING
+from stoker.analysis.model.formulas import MOST_WAITING
 from stoker.analysis.model.model import MOST_CORES, Measured, warm_rate
 from stoker.stats import ProcessTrial, ThreadTrial
 
@@ -394,7 +394,7 @@ def to_measured_apart(report: Report) -> Measured:
         cores=report.cores,
         batch_size=report.loader.batch_size,
         storage=rates.S.value if rates.S else None,
-        cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
+        cache=rates.C.value if rates.C else (math.inf if rates.S else None),
         storage_most=report.storage_most.value if report.storage_most else None,
         miss_s=report.miss_s,
         cached_fraction=report.cached_fraction or 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -12,7 +13,6 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
@@ -343,6 +343,6 @@ def _format_value(report: Report, quantity: str, value: float) -> str:
 
 
 def _format_rate(value: float) -> str:
-    if value == INFINITE:
+    if value == math.inf:
         return "no limit"
     return format_rounded(value)

@@ -12,7 +12,7 @@ Command::
 
 Target: the median of each share within 0.05 of the clock's.
 
-Machine: two cores of an Intel Xeon, shared with other jobs (load 20); Python 3.11.7. A share of the
+Machine: two cores of an Intel Xeon, shared with other jobs (load 13); Python 3.11.7. A share of the
 clock has the time in it that a piece waited for a processor.
 
 Results (five rounds; medians; the furthest that the looks are off)::
@@ -20,18 +20,18 @@ Results (five rounds; medians; the furthest that the looks are off)::
     [results/analyze_stacks.json]
     looks for clock                    signal  furthest           thread  furthest
     ------------------------------------------------------------------------------
-    long calls: holds         0.435 for 0.439    -0.006  0.293 for 0.516    -0.247
-    long calls: lets_go       0.205 for 0.198    +0.006  0.395 for 0.245    +0.323
-    long calls: computes      0.358 for 0.357    -0.007  0.308 for 0.245    +0.091
-    mostly Python: holds      0.012 for 0.019    -0.014  0.101 for 0.051    +0.355
-    mostly Python: lets_go    0.169 for 0.164    +0.008  0.173 for 0.143    +0.130
-    mostly Python: computes   0.818 for 0.815    +0.022  0.773 for 0.803    -0.484
-    mostly waiting: holds     0.036 for 0.033    -0.009  0.012 for 0.049    -0.060
-    mostly waiting: lets_go   0.897 for 0.900    -0.008  0.982 for 0.884    +0.119
-    mostly waiting: computes  0.062 for 0.059    +0.013  0.006 for 0.067    -0.067
-    short calls: holds        0.123 for 0.127    -0.019  0.126 for 0.129    +0.075
-    short calls: lets_go      0.749 for 0.737    +0.014  0.825 for 0.707    +0.148
-    short calls: computes     0.118 for 0.116    +0.013  0.061 for 0.164    -0.134
+    long calls: holds         0.668 for 0.661    -0.007  0.426 for 0.743    -0.363
+    long calls: lets_go       0.142 for 0.139    +0.009  0.477 for 0.076    +0.428
+    long calls: computes      0.192 for 0.193    -0.002  0.140 for 0.160    -0.140
+    mostly Python: holds      0.050 for 0.052    -0.006  0.309 for 0.104    +0.211
+    mostly Python: lets_go    0.202 for 0.205    +0.012  0.292 for 0.172    +0.181
+    mostly Python: computes   0.739 for 0.732    +0.007  0.404 for 0.667    -0.352
+    mostly waiting: holds     0.105 for 0.115    -0.034  0.066 for 0.145    -0.158
+    mostly waiting: lets_go   0.834 for 0.822    +0.032  0.914 for 0.793    +0.209
+    mostly waiting: computes  0.066 for 0.063    +0.008  0.011 for 0.062    -0.059
+    short calls: holds        0.087 for 0.079    +0.011  0.087 for 0.120    -0.064
+    short calls: lets_go      0.833 for 0.827    -0.016  0.860 for 0.740    +0.200
+    short calls: computes     0.098 for 0.094    +0.023  0.052 for 0.109    -0.155
     [end]
 """
 

@@ -7,7 +7,7 @@ counts for as long as it lasted, and for its caller.
 
 A thread with ``sys._current_frames`` would do it without signals. But it has to wait for a
 processor and for the GIL, and gets both when the main thread waits: on a busy host its shares were
-off by up to 0.48 (``bench/analyze_stacks``).
+off by up to 0.43, those of the signal by 0.034 (``bench/analyze_stacks``).
 
 A look counts for one piece of work. Its name is the first of these that the stack has:
 

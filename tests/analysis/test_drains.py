@@ -108,7 +108,12 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
 
 
 def test_an_example_in_memory_is_made_anew_each_time() -> None:
-    example = {"x": torch.ones(3), "y": torch.ones(2, dtype=torch.bfloat16), "name": "a", "n": 7}
+    example: dict[str, Any] = {
+        "x": torch.ones(3),
+        "y": torch.ones(2, dtype=torch.bfloat16),
+        "name": "a",
+        "n": 7,
+    }
     dataset = pickled_examples.PickledExamples(
         SimpleNamespace(epoch=3), {7: pickled_examples.write_example(example)}
     )

@@ -64,7 +64,7 @@ def write_advice(folder: Path, *codes: str, loader: str = "train.py:1") -> Path:
     actions = []
     for code in codes:
         name, _, value = code.partition("=")
-        options = LoaderOptions(**{name: int(value)})
+        options = msgspec.convert({name: int(value)}, LoaderOptions)
         actions.append(Action(code, f"DataLoader(..., {code})", about(1.5), "", options=options))
     found = msgspec.structs.replace(
         PREP,

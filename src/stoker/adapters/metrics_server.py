@@ -31,7 +31,8 @@ _AGAIN_S = 0.05
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>stoker</title><style>
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }
-pre { overflow-x: auto } meter { width: 20rem; max-width: 100% } td { padding-right: 1.5rem }
+pre { overflow-x: auto; font-size: .85rem }
+meter { width: 20rem; max-width: 100% } td { padding-right: 1.5rem }
 :root { color-scheme: light dark }
 </style><script>
 setInterval(async () => {

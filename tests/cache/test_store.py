@@ -50,6 +50,7 @@ from stoker.cache.counters import (
     ITEMS,
     PAYLOAD_BYTES,
     USED_BYTES,
+    WRITING,
     Counters,
     read_counts,
 )
@@ -379,7 +380,7 @@ def test_writers_killed_at_any_moment_leave_whole_items(
                 for left in running:
                     os.kill(left, signal.SIGKILL)
             os.close(reads)
-            look()  # alone: the store is checked, and refused if it is damaged
+            look()  # alone: the store is checked, and would be made anew if it were damaged
     """
     seen = play(tmp_path, "import random\n" + textwrap.dedent(body))
     assert len(seen) >= ROUNDS
@@ -875,6 +876,19 @@ def test_what_was_in_use_when_its_users_were_killed_is_kept(tmp_path: Path, fold
     with opened(folder) as store:
         assert found(store, [1]) == {1: content(1)}
     assert not head_of(folder)[IN_USE]
+
+
+def test_a_file_that_changed_is_a_killed_writer_s_or_another_program_s(folder: str) -> None:
+    with opened(folder) as store:
+        store.add([item(1)])
+    data = os.path.join(folder, DATA)
+    os.utime(data)
+    set_head(folder, WRITING, 1)  # as one that was killed leaves it
+    with opened(folder) as store:
+        assert found(store, [1]) == {1: content(1)}
+    os.utime(data)
+    with pytest.warns(stoker.CacheWarning, match="another program has changed data.mdb"):
+        joined(folder).leave()
 
 
 def test_who_waits_for_the_last_user_to_leave_is_the_first(

@@ -427,7 +427,6 @@ def test_a_launcher_without_a_process_group_is_told_to_make_one(
         ("feed train.py:make --name a/b", "use up to 64 letters, digits"),
         ("pack gone shards", "there is no folder gone"),
         ("pack flat shards", "from_folder expects one a class"),
-        ("pack train shards --format zip", "--format must be tar or parquet, not zip"),
         ("pack train shards --shard-size big", "write for example '2GiB'"),
         ("pack train.py:make shards", "leave out the stages"),
         ("cache info gone", "run stoker cache list to see all of them"),

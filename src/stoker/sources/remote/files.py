@@ -25,7 +25,7 @@ from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, expand_braces, is_web, path_list, split_query
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.source import Access, ReadsRanges, Root
+from stoker.sources.remote.source import Access, ReadsRanges
 from stoker.sources.remote.storage import UNKNOWN, Entries
 from stoker.sources.source import (
     Fingerprinted,
@@ -77,7 +77,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
             )
         self.access = Access(url, options)
         self._class_folders = class_folders = class_folders or ClassFolders.of()
-        self._root, listed = self.access.find()
+        listed = self.access.find()
         if not listed.names:
             raise FileNotFoundError(f"there are no files below {url}")
         files: dict[str, list[int]] = {}
@@ -97,7 +97,8 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
         self._labels = list(labels.values())
         self._numbering = Numbering([len(files[folder]) for folder in labels])
-        self._found = _FoundFiles.of(listed, [at for folder in labels for at in files[folder]])
+        chosen = [at for folder in labels for at in files[folder]]
+        self._listed = _Listed.of(url, listed, chosen)
 
     @property
     def name(self) -> str:
@@ -122,17 +123,16 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server sent a version of every file."""
-        has_versions = self._found.versions.all()
-        return self._class_folders.identity_of(self._root.url) if has_versions else None
+        has_versions = self._listed.versions.all()
+        return self._class_folders.identity_of(self.access.url) if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
         file = self.locate(index)
-        version = int(self._found.versions[index])
-        return Fingerprint(file.url, file.size, version, self._label(index))
+        return Fingerprint(file.url, file.size, file.version, self._label(index))
 
     def locate(self, index: int) -> RemoteFile:
-        return self._root.locate(self._found.names[index], int(self._found.sizes[index]))
+        return self._listed.locate(index)
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
         return self._class_folders.kind(data, self._label(index))
@@ -170,7 +170,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         options: RemoteOptions,
     ) -> None:
-        self._listed: tuple[Root, _FoundFiles] | None = None
+        self._listed: _Listed | None = None
         alone = isinstance(files, (str, os.PathLike))
         given = [_to_text(file) for file in path_list(files, "from_files")]
         if alone and "://" in given[0]:
@@ -222,7 +222,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         """Return "files" if every file's version is known: then fingerprints identify the data."""
         if self.access is None:
             return "files"
-        return "files" if self._listed is not None and self._listed[1].versions.all() else None
+        return "files" if self._listed is not None and self._listed.versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return a local file's current fingerprint; for a remote file, the listed one.
@@ -233,14 +233,12 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
         file = self.locate(index)
-        version = 0 if self._listed is None else int(self._listed[1].versions[index])
-        return Fingerprint(file.url, file.size, version)
+        return Fingerprint(file.url, file.size, file.version)
 
     def locate(self, index: int) -> RemoteFile:
         if self._listed is None:
             return RemoteFile(self._files[index], UNKNOWN)
-        root, found = self._listed
-        return root.locate(found.names[index], int(found.sizes[index]))
+        return self._listed.locate(index)
 
     def example(self, index: int, data: bytes) -> File:
         return File(self.locate(index).url, data)
@@ -266,25 +264,35 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             folder, slash, _ = rest[:start].rpartition("/")
             tail = rest[len(folder) + len(slash) :]
             self.access = replace(self.access, url=f"{protocol}://{folder}")
-            root, listed = self.access.find(None if "**" in tail else tail.count("/") + 1)
-            found_there = _FoundFiles.of(listed, _matching(listed.names, tail))
-            self._listed, files = (root, found_there), found_there.names
+            listed = self.access.find(None if "**" in tail else tail.count("/") + 1)
+            chosen = _matching(listed.names, tail)
+            self._listed = _Listed.of(self.access.url, listed, chosen)
+            files = self._listed.names
         if not len(files):
             raise FileNotFoundError(f"no file fits {pattern}")
         return files
 
 
-class _FoundFiles(NamedTuple):
+class _Listed(NamedTuple):
     """Some of the files below a folder, kept compactly enough for millions."""
 
+    url: str
+    folder: str
     names: Names
     sizes: NDArray[np.int64]
     versions: NDArray[np.int64]
 
     @classmethod
-    def of(cls, listed: Entries, chosen: list[int]) -> _FoundFiles:
-        sizes, versions = (np.array(each, np.int64)[chosen] for each in listed[1:])
-        return cls(Names([listed.names[at] for at in chosen]), sizes, versions)
+    def of(cls, url: str, listed: Entries, chosen: list[int]) -> _Listed:
+        sizes, versions = (np.array(each, np.int64)[chosen] for each in listed[2:])
+        names = Names([listed.names[at] for at in chosen])
+        return cls(url if url.endswith("/") else f"{url}/", listed.folder, names, sizes, versions)
+
+    def locate(self, index: int) -> RemoteFile:
+        name, size, version = self.names[index], self.sizes[index], self.versions[index]
+        return RemoteFile(
+            self.url + name, int(size), version=int(version), path=f"{self.folder}/{name}"
+        )
 
 
 def _matching(names: Sequence[str], pattern: str) -> list[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 from abc import abstractmethod
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
@@ -48,20 +49,6 @@ class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
         """Read examples, through a reader that is opened for this call."""
         with contextlib.closing(self.reader()) as reader:
             return reader.fetch(indices)
-
-
-class Root(NamedTuple):
-    """A listed folder."""
-
-    path: str
-    """As its file system has it."""
-    url: str
-    """As messages show it."""
-
-    def locate(self, name: str, size: int) -> RemoteFile:
-        """Return the address of a listed file."""
-        between = "" if self.url.endswith("/") else "/"
-        return RemoteFile(f"{self.url}{between}{name}", size, path=f"{self.path}/{name}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +99,7 @@ class Access:
         """Open the file system for reading ahead."""
         return RemoteReader(files, self.open(), self.options)
 
-    def find(self, levels: int | None = None) -> tuple[Root, Entries]:
+    def find(self, levels: int | None = None) -> Entries:
         """List the files below ``url``, at least those down to so many levels.
 
         Raises ValueError over HTTP, which has no listings; FileNotFoundError or RemoteError.
@@ -126,7 +113,7 @@ class Access:
         assert isinstance(opened, FileStorage)
         path = opened.to_path(self.url).rstrip("/")
 
-        async def run() -> Entries:
-            return await retry(lambda: opened.find(path, levels), self.url, self.options.retry_s)
+        def attempt() -> Awaitable[Entries]:
+            return opened.find(path, levels)
 
-        return Root(path, self.url), run_on(opened.loop, run)
+        return run_on(opened.loop, lambda: retry(attempt, self.url, self.options.retry_s))

@@ -31,6 +31,8 @@ _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothin
 class Entries(NamedTuple):
     """The files below a folder."""
 
+    folder: str
+    """The folder, as its file system has it."""
     names: list[str]
     sizes: list[int]
     """In bytes; ``UNKNOWN`` where not listed."""
@@ -130,7 +132,7 @@ class FileStorage(Storage):
         self._fs.invalidate_cache()  # a large listing is kept once, and not there
         start = len(path) + 1
         found = [info for info in found if info["name"][start:]]  # not the folder itself
-        return Entries([info["name"][start:] for info in found], *_read_infos(found))
+        return Entries(path, [info["name"][start:] for info in found], *_read_infos(found))
 
     def to_path(self, url: str) -> str:
         stripped: str = self._fs._strip_protocol(url)

@@ -22,12 +22,11 @@ from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.places.budget import CacheBudget
 from stoker.cache.store import MISSING
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.cluster_view import LOCAL
 from stoker.cluster.keeper.client import Record
 from stoker.cluster.members.membership import Membership
-from stoker.cluster.node_client import NodeClient
+from stoker.cluster.node_client import LOCAL, NodeClient
 from stoker.cluster.pending import Found, PendingGet
-from stoker.cluster.remote_node import key_of
+from stoker.cluster.remote_node import RemoteNode, key_of
 from stoker.errors import CacheError
 from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
@@ -303,7 +302,7 @@ class PartitionedCache(ExampleCache):
         data = b"".join(item.record)
         return self._send(target, Record(item.key, data, checksum_of(item.key, data)))
 
-    def _send(self, target: str, record: Record) -> bool:
+    def _send(self, target: RemoteNode | str, record: Record) -> bool:
         """Store an item at ``target``; False if the queue for it is full."""
         handle, client = self._open_handle(), self._connected_client()
         if handle is None or client is None:

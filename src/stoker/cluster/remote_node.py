@@ -80,12 +80,14 @@ class MemberMap:
     Attributes:
         owners: the owner map.
         nodes: the members in the map's order; None for this host's own store.
+        others: those on other hosts.
         newest_ns: when the newest member joined.
     """
 
     def __init__(self, owners: OwnerMap, nodes: list[RemoteNode | None]) -> None:
         self.owners = owners
         self.nodes = nodes
+        self.others = [node for node in nodes if node is not None]
         self.newest_ns = max((member.joined_ns for member in owners.members), default=0)
         self._ranks: dict[int, Sequence[int]] = {}
 

@@ -100,7 +100,8 @@ JOB = """
 import json, sys, time
 import stoker
 
-batches = iter(stoker.from_feed(sys.argv[1]))
+name = sys.argv[1]
+batches = iter(stoker.from_feed(name, insecure=name.startswith("tcp://")))
 for _ in range(3):
     next(batches)
 print("ready", flush=True)
@@ -122,6 +123,7 @@ def feeding(case: str, jobs: int) -> Any:
     port = held.getsockname()[1]
     name = f"bench-{os.getpid()}"
     command = ["feed", f"{__file__}:{case}", "--name", name, "--listen", f"127.0.0.1:{port}"]
+    command += ["--insecure"]  # bench/encryption.py has the cost of encryption
     feeder = subprocess.Popen(
         [sys.executable, "-c", "from stoker.cli import main; main()", *command, f"--jobs={jobs}"],
         stdout=subprocess.DEVNULL,

@@ -115,6 +115,7 @@ def keepers(folder: Path, count: int, size_bytes: int) -> Iterator[list[tuple[st
     """Start keepers as processes; yields their addresses and folders."""
     command = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
     serve = [sys.executable, "-c", command, "cache", "serve", "--listen", "127.0.0.1:0"]
+    serve += ["--insecure"]  # bench/encryption.py has the cost of encryption
     with ExitStack() as ends:
         found = []
         for number in range(count):
@@ -145,7 +146,9 @@ def remote_gets(made: Report, count: int, rounds: int) -> None:
         hosts = [address for address, _ in found]
         caches: dict[str, Any] = {
             "a whole copy here": source.cache(size, version="1", path=f"{home}/whole"),
-            "three keepers": source.cache(cluster=hosts, version="1", path=found[0][1]),
+            "three keepers": source.cache(
+                cluster=hosts, version="1", path=found[0][1], insecure=True
+            ),
         }
         pipelines = {k: v.batch(64, collate=size_of).workers(2) for k, v in caches.items()}
 
@@ -180,11 +183,11 @@ def node(folder: str, arm: str, limit_bytes: int, rank: int, world: int) -> None
             train = train.cache(limit_bytes)
         if arm == "one cache over all":
             token = read_token(Path(os.environ["STOKER_TOKEN_FILE"]))
-            keeper = Keeper("127.0.0.1:0", token, limit=limit_bytes)
+            keeper = Keeper("127.0.0.1:0", token, limit=limit_bytes, insecure=True)
             ends.callback(keeper.close)
             print(json.dumps([keeper.address, keeper.folder]), flush=True)
             hosts = json.loads(sys.stdin.readline())
-            train = train.cache(cluster=hosts, path=keeper.folder)
+            train = train.cache(cluster=hosts, path=keeper.folder, insecure=True)
         train = train.batch(64, collate=lambda e: sum(len(x.image) for x in e)).workers(4)
         print(json.dumps("ready"), flush=True)
         for _ in sys.stdin:

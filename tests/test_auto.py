@@ -903,7 +903,9 @@ def test_what_is_carried_is_read_again_only_after_a_resume(point: str) -> None:
     pipeline.load_state_dict(state)
     list(pipeline)
     again = data.reads.total() - 40
-    assert 0 < again <= pipeline.stats().pool.size * (4 if point == "batch" else 1)
+    pool = pipeline.stats().pool
+    assert pool is not None
+    assert 0 < again <= pool.size * (4 if point == "batch" else 1)
 
 
 @stoker.thread_safe

@@ -238,13 +238,16 @@ def test_a_pool_of_bytes_keeps_its_size_in_items() -> None:
     iterator = iter(pipeline)
     for _ in range(20):
         next(iterator)
-    size = pipeline.stats().pool.size
+    pool = pipeline.stats().pool
+    assert pool is not None
     state = through_json(pipeline.state_dict())
     tail = [frozen(batch) for batch in iterator]
     restored = build()
     restored.load_state_dict(state)
     assert stream(restored) == tail
-    assert restored.stats().pool.size == size
+    again = restored.stats().pool
+    assert again is not None
+    assert again.size == pool.size
     assert stream(restored) == stream(pipeline)
 
 
@@ -254,8 +257,9 @@ def test_a_state_takes_a_byte_an_item_and_4_kb(factor: float, items: int) -> Non
     chain = stoker.from_arrays(ids, seed=0).shuffle().echo(factor, pool=items).batch(250).workers(0)
     for number, _ in enumerate(chain):
         if number % 40 == 39:
-            held = chain.stats().pool.held
-            assert len(json.dumps(chain.state_dict())) <= max(held, items // 4) + 4096
+            pool = chain.stats().pool
+            assert pool is not None
+            assert len(json.dumps(chain.state_dict())) <= max(pool.held, items // 4) + 4096
         if number == 2 * items // 250 + 10:
             break
 

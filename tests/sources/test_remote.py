@@ -96,6 +96,12 @@ def named(url: str, names: list[str] = NAMES, **options: Any) -> FilesSource:
     return files_at([f"{url}/{name}" for name in names], **options)
 
 
+def reader_of(source: FilesSource) -> RemoteReader:
+    reader = source.reader()
+    assert reader is not None
+    return reader
+
+
 def contents(source: Any) -> list[Any]:
     with reading(source) as reader:
         return [tuple(example) for example in reader.fetch(range(len(source)))]
@@ -606,7 +612,7 @@ def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None
 def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
     source = named(url, requests=4)
     server.set_faults(Fault("stall"))
-    reader = source.reader()
+    reader = reader_of(source)
     reader.expect(range(8))
     raised: list[BaseException] = []
 
@@ -634,7 +640,7 @@ def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
 
 
 def test_closing_before_anything_was_read(url: str) -> None:
-    named(url).reader().close()
+    reader_of(named(url)).close()
 
 
 def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
@@ -657,7 +663,7 @@ def test_a_finaliser_may_close_it_in_any_thread(url: str, server: Server) -> Non
     for collect in (gc.collect, partial(on_the_loop, gc.collect)):
         owner = Owner()
         owner.itself = owner  # type: ignore[attr-defined]
-        reader = source.reader()
+        reader = reader_of(source)
         reader.expect(range(8))
         weakref.finalize(owner, reader.close)
         del owner
@@ -686,7 +692,7 @@ def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
     before = open_descriptors()
     for _ in range(10):
         contents(source)
-        reader = source.reader()
+        reader = reader_of(source)
         reader.expect(range(8))
         reader.close()
     gc.collect()
@@ -905,7 +911,7 @@ class Hanging(Numbers):
 def test_a_file_system_without_coroutines_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("hanging", Hanging, clobber=True)
     source = folder_at("hanging://all", retry_s=0.1)
-    reader = source.reader()
+    reader = reader_of(source)
     assert reader.fetch([0, 7]) == [(b"0000000", 0), (b"0000005", 1)]
     monkeypatch.setattr(storage, "STALL_S", 0.3)
     try:

@@ -96,9 +96,9 @@ def named(url: str, names: list[str] = NAMES, **options: Any) -> FilesSource:
     return files_at([f"{url}/{name}" for name in names], **options)
 
 
-def reader_of(source: FilesSource) -> RemoteReader:
+def reader_of(source: Any) -> RemoteReader:
     reader = source.reader()
-    assert reader is not None
+    assert isinstance(reader, RemoteReader)
     return reader
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nodes import KeeperProcess, keepers, write_token
 
-from test_ranks import told_by
+from scripts import told_by
 
 EXAMPLES, BATCH = 240, 8
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, one_in
-from test_crafted_states import signed
+from strategies import few, one_in, signed
 
 Weight = Callable[[stoker.EpochTime], float]
 PART = 1_000  # the first number of the second part, and so on

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from scripts import REAL_WORLDS
+from scripts import REAL_WORLDS, told_by
 from strategies import through_json
-from test_ranks import told_by
 
 
 class Growing:

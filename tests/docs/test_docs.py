@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from stoker.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "stoker"
 PAGES = [
     ROOT / "README.md",

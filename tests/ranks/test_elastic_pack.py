@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_elastic import KINDS, Faulty, mixture, rows
 
 import stoker
-from strategies import FULL, few, shortened, through_json
-from test_crafted_states import signed
-from test_elastic import KINDS, Faulty, mixture, rows
+from strategies import FULL, few, shortened, signed, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 LENGTH = 16

@@ -14,10 +14,9 @@ import pytest
 
 import stoker
 from order_chains import NEW, OLD, SIZES, Thing, built, seen
-from scripts import REAL_WORLDS
+from scripts import REAL_WORLDS, told_by
 from stoker.testing import check_resume
 from strategies import one_in, shortened
-from test_ranks import told_by
 
 # What an old thing makes of what a chain without it hands out in an epoch.
 EFFECTS: dict[str, Callable[[int], int]] = {
@@ -166,7 +165,7 @@ def make():
 
 @pytest.mark.parametrize("new", shortened(NEW, 3))
 def test_feeds_hand_out_the_same(tmp_path: Path, new: str) -> None:
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     (tmp_path / "prep.py").write_text(TARGET.format(path=[here], new=new))
     name = f"together-{os.getpid()}-{new.replace(' ', '-')}"
     fed = stoker.share(f"{tmp_path}/prep.py:make", name=name, patience_s=60.0)
@@ -207,7 +206,7 @@ ON_RANKS = """
 @pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_real_ranks_take_equal_steps_and_resume(tmp_path: Path, world: int) -> None:
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     told = told_by(tmp_path, world, ON_RANKS.format(path=[here], names=list(NEW)))
     for new in NEW:
         own = {place: build for place, build in NEW[new].items() if place != "deal"}

@@ -16,7 +16,7 @@ import pytest
 import stoker
 from scripts import Watch, script
 
-HERE = str(Path(__file__).parent / "feed")
+HERE = str(Path(__file__).parents[1] / "feed")
 sys.path.append(HERE)
 from playing import wait_until  # noqa: E402
 

@@ -6,12 +6,10 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import signal
 import time
 import tracemalloc
 import warnings
-import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -30,6 +28,7 @@ from strategies import (
     few,
     frozen,
     jitter,
+    signed,
     small_pools_allowed,
     specs,
     through_json,
@@ -56,13 +55,6 @@ def bounded() -> Iterator[None]:
         tracemalloc.stop()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def signed(state: dict[str, Any]) -> dict[str, Any]:
-    """Give a state the checksum that its fields have."""
-    fields = {k: v for k, v in state.items() if k not in ("checksum", "loader")}
-    text = json.dumps(fields, sort_keys=True)
-    return {**state, "checksum": zlib.crc32(text.encode())}
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

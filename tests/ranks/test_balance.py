@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_places import drawing, of_all, taken
 
 import stoker
 from stoker import testing
 from strategies import few
-from test_places import drawing, of_all, taken
 
 Build = Callable[..., stoker.Pipeline]
 

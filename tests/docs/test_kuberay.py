@@ -8,7 +8,7 @@ import yaml  # type: ignore[import-untyped]
 
 from stoker.basics.resources import parse_bytes
 
-MANIFEST = Path(__file__).parents[1] / "examples" / "kuberay.yaml"
+MANIFEST = Path(__file__).parents[2] / "examples" / "kuberay.yaml"
 JOB = {
     "activeDeadlineSeconds", "backoffLimit", "entrypoint", "rayClusterSpec", "runtimeEnvYAML",
     "shutdownAfterJobFinishes", "submissionMode", "submitterPodTemplate", "suspend",

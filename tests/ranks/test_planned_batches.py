@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from test_places import drawing, taken
 
 import stoker
 from stoker import testing
 from stoker.collate import pad
 from strategies import few
-from test_places import drawing, taken
 
 Build = Callable[..., stoker.Pipeline]
 

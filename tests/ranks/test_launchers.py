@@ -16,7 +16,7 @@ import pytest
 import stoker
 from stoker.distributed import unsharded
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class RayTrain(types.ModuleType):

@@ -15,10 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
-from scripts import REAL_WORLDS
+from scripts import REAL_WORLDS, told_by
 from stoker.testing import check_resume
 from strategies import few, one_in, through_json
-from test_ranks import told_by
 
 WORLDS = st.integers(1, 8)
 PADS: Any = st.sampled_from([True, "full"])

@@ -17,7 +17,7 @@ import stoker.images
 import stoker.sources
 import stoker.stages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PUBLIC = {
     *(f"stoker.{name}" for name in stoker.__all__ if name != "__version__"),
     *(f"stoker.images.{name}" for name in stoker.images.__all__),

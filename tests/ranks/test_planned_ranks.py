@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts import REAL_WORLDS
-from test_ranks import told_by
+from scripts import REAL_WORLDS, told_by
 
 EPOCHS = """
     lengths = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 301), 200).astype(int) + 1

@@ -12,10 +12,10 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import elastic_program
+import pytest
 from elastic_program import EXAMPLES, KINDS, LENGTH, PACK_STEPS, document, source
+
 from scripts import PATH, TIMEOUT_S
 
 

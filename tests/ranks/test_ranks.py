@@ -2,92 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scripts import REAL_WORLDS, script
-
-SETUP = """
-import datetime, logging
-import torch, torch.distributed as dist
-
-RANK, WORLD = {rank}, {world}
-torch.set_num_threads(1)
-logging.getLogger("stoker").setLevel(logging.ERROR)
-
-
-class Slow:
-    \"\"\"The slower, the higher the rank.\"\"\"
-
-    def __init__(self, length, fails=()):
-        self.length, self.fails = length, set(fails)
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        time.sleep(0.0003 * RANK)
-        if index in self.fails:
-            raise OSError("rotten")
-        return {{"id": index, "x": np.float32([index % 7, index % 5, 1])}}
-
-
-def jitter(x, rng):
-    return x + rng.normal(size=3).astype(np.float32)
-
-
-def batches(pipeline):
-    \"\"\"Take every step together, as training does.\"\"\"
-    taken = []
-    for batch in pipeline:
-        dist.all_reduce(torch.ones(1))
-        taken.append(len(batch["id"]))
-    return taken
-
-
-if __name__ == "__main__":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own
-        dist.init_process_group(
-            "gloo", init_method={init!r}, rank=RANK, world_size=WORLD,
-            timeout=datetime.timedelta(seconds=20),
-        )
-"""
-
-
-@contextlib.contextmanager
-def ranks(folder: Path, world: int, body: str) -> Any:
-    """Start a process for each rank."""
-    init = f"file://{folder / 'rendezvous'}"
-    with contextlib.ExitStack() as stack:
-        running = []
-        for rank in range(world):
-            place = folder / str(rank)
-            place.mkdir()
-            text = SETUP.format(rank=rank, world=world, init=init) + body
-            running.append(stack.enter_context(script(place, text)))
-        yield running
-
-
-def told_by(folder: Path, world: int, body: str) -> list[dict[str, Any]]:
-    """Run ranks to their good end; return what each told."""
-    ending = """
-    say(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
-"""
-    with ranks(folder, world, body + ending) as running:
-        told = [json.loads(process.line()) for process in running]
-        assert [process.finish()[0] for process in running] == [0] * world
-    return told
-
+from scripts import REAL_WORLDS, ranks, told_by
 
 TRAINED = """
     data = stoker.from_dataset(Slow(480), seed=3)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
-import stoker
-from strategies import FULL, few, through_json
-from test_crafted_states import signed
 from test_elastic import mixture
 from test_places import drawing, taken
 from test_planned_batches import Case, cases
+
+import stoker
+from strategies import FULL, few, signed, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 import stoker
-from scripts import script
+from scripts import SETUP, script, told_by
 from stoker.distributed.store_exchange import RankExchange, TorchStore
-from test_ranks import SETUP, told_by
 
 TOLD = """
     def ids(pipeline):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thread_programs import PROGRAMS, N, Program
 
 import stoker
-from thread_programs import PROGRAMS, N, Program
 
 # The programs leave their files open, as users do.
 pytestmark = [

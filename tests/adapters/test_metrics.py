@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import stoker
 from strategies import Examples
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROW_BYTES = 3 * 4
 
 

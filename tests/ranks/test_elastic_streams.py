@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, stream, through_json
-from test_crafted_states import signed
+from strategies import few, signed, stream, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]

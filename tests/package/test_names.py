@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "stoker"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 

@@ -39,9 +39,9 @@ from strategies import (
     source_of,
     specs,
     stream,
+    tails_agree,
     through_json,
 )
-from test_state import tails_agree
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
 SIFTED: dict[str, Any] = {"max_filters": 3, "min_filters": 1}

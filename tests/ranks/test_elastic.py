@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.basics import pytree
-from strategies import few, one_in, small_pools_allowed, through_json
-from test_crafted_states import signed
+from strategies import few, one_in, signed, small_pools_allowed, through_json
 
 Stretch = tuple[int, int, int]
 """How many ranks, their rows, and how many batches each of them takes; the last leg ends itself."""

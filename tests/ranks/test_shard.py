@@ -34,9 +34,9 @@ from strategies import (
     small_pools_allowed,
     specs,
     stream,
+    tails_agree,
     through_json,
 )
-from test_state import tails_agree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are fewer than.*ranks")
 

@@ -26,6 +26,7 @@ from strategies import (
     small_pools_allowed,
     specs,
     stream,
+    tails_agree,
     through_json,
 )
 
@@ -37,35 +38,6 @@ EVERY_PLACE = (
     (("after", Fraction(2), "3KB"),),
     (("device", Fraction(3, 2), "1KB"),),
 )
-
-
-def tails_agree(spec: Spec, save: Any, load: Any) -> None:
-    """Save before every batch, load each state into a new pipeline, compare what follows."""
-    with small_pools_allowed():
-        pipeline = save(spec)
-        states, whole = [pipeline.state_dict()], []
-        for batch in pipeline:
-            whole.append(frozen(batch))
-            states.append(through_json(pipeline.state_dict()))
-        following = stream(pipeline)
-        for yielded, state in enumerate(states):
-            restored = load(spec)
-            restored.load_state_dict(state)
-            assert restored.state_dict() == state
-            if yielded and yielded == known_length(restored):  # that was all: between epochs
-                assert restored.epoch == 1
-                continue
-            assert restored.epoch == 0
-            assert stream(restored) == whole[yielded:]
-            assert restored.epoch == 1
-        assert stream(restored) == following
-
-
-def known_length(pipeline: stoker.Pipeline) -> int | None:
-    try:
-        return len(pipeline)
-    except TypeError:
-        return None
 
 
 @pytest.mark.full

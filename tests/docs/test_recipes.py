@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recipe_data
 import torch
 
-import recipe_data
 from s3_bucket import serving
 from scripts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
 PAGES = ROOT / "docs" / "recipes"
 SMALL: dict[str, dict[str, Any]] = {

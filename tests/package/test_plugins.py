@@ -27,7 +27,7 @@ PACKAGE = """
         print("pool of", workers.count)
         return WorkerPool(workers.count, max(1, len(host)), autotuner)
 
-    def of_chain(limit, *, cluster, insecure, source, operations, places, version, **settings):
+    def of_chain(limit, *, cluster, insecure, source, operations, version, **settings):
         print("cache over", cluster)
         return ExampleCache(limit, identity=version, examples=len(source), **settings)
 

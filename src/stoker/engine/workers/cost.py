@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 # As long as one chunk of a thread: less work than that is not divided further. Threads that gather
 # rows wait for memory that the other ones wrote: below this two took 1.2 to 2.1 times the processor
 # time, and from 0.6 to 1.3 times as long.
@@ -24,6 +26,7 @@ class CostEstimate:
     def __init__(self, rows_per_batch: int, uses: float = 1.0) -> None:
         self.rows_per_batch = rows_per_batch / uses
         self.row_ns: float | None = None
+        self.least_row_ns = math.inf
         self.inline_row_ns: float | None = None  # done by the consumer, without other threads
         self.asleep_row_ns: float | None = None  # by a trial with a single thread
         self.whole = False  # whether a task is one chunk, however many rows its batch has
@@ -62,6 +65,7 @@ class CostEstimate:
         """Add a measurement."""
         self.read_bytes += read_bytes
         each = work_ns / rows
+        self.least_row_ns = min(self.least_row_ns, each)
         if self.row_ns is None or self.rows < 8 or self.notes < FIRST_NOTES:
             # The first are slow: imports, caches.
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)

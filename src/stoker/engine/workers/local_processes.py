@@ -47,6 +47,8 @@ _SURE_NS = 20_000_000
 # As a multiple of the work: if handing rows over takes the loop's thread more, processes gain
 # little over that thread alone. Chosen, not measured.
 _HANDING = 0.5
+# Requests before that is believed: of single ones, one of 4 rows took 10 ms, others 0.6.
+_HANDED = 4
 # What a process takes for a row beside the user's code and its seeds, a first touch of memory that
 # the fork shares with it: dicts and pairs of 1 us took 4 to 6 us.
 _ROW_NS = 5_000
@@ -252,7 +254,8 @@ class FirstProcess:
         calls = sum(segment.calls_users[:rowwise])
         own_ns = _ROW_NS + calls * self._seeding_ns.get(depth, 0)
         _, sampled_ns, wanted_ns, cpu_ns = spent[TIMED]
-        work_ns -= max(0, wanted_ns - cpu_ns)  # other programs had the processor
+        if sampled_ns:  # without the time in which other programs had the processor
+            work_ns = min(work_ns, sampled_ns - max(0, wanted_ns - cpu_ns))
         self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns, own_ns)
         self._wall_ns += sampled_ns
         self._wanted_ns += wanted_ns
@@ -285,8 +288,10 @@ class FirstProcess:
         own_ns = sum(cost.batch_ns() for cost, found in each if found is None)
         handing_ns = sum(found.handing_row_ns * rows for found, rows in sent)
         work_ns = batch_ns + own_ns  # what is stoker's own is then done by threads
-        if work_ns <= INLINE_BATCH_NS or handing_ns >= _HANDING * work_ns:
+        if work_ns <= INLINE_BATCH_NS:
             return False
+        if handing_ns >= _HANDING * work_ns:
+            return False if all(found.requests >= _HANDED for found, _ in sent) else None
         if self._tried_ns() < _SURE_NS and any(found.requests < 2 for found, _ in sent):
             return None
         self._handing_fraction = handing_ns / work_ns

@@ -27,7 +27,7 @@ from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
+from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
 from stoker.engine.workers.tasks import SLOTS, Task
@@ -44,9 +44,20 @@ _AHEAD_EACH = 8
 _AHEAD_FRACTION = 1 / 64
 # As long as a user waits without a message for the examples in progress when a run is closed.
 _JOIN_S = 5.0
+# Pieces of work before costly code that stays inline is told of, and the least that the cheapest of
+# them may take: other programs make pieces longer, and seldom all. Chosen, not measured.
+_TOLD_NOTES = 6
+_LEAST_OF_COSTLY = 0.25
 # Worker processes that are still busy behind an epoch's last output, with examples that nobody
 # wants, end if they take longer. Chosen, not measured.
 _REST_S = 2.0
+
+
+def _are_costly(costs: Iterable[CostEstimate]) -> bool:
+    """Whether a batch takes over a millisecond, and not by other programs alone."""
+    least_ns = sum(each.least_row_ns * each.rows_per_batch for each in costs)
+    batch_ns = sum(each.batch_ns() for each in costs)
+    return batch_ns > INLINE_BATCH_NS and least_ns > _LEAST_OF_COSTLY * INLINE_BATCH_NS
 
 
 def is_worker() -> bool:
@@ -340,8 +351,8 @@ class WorkerPool:
     def warn(self) -> None:
         """Give the warnings about workers; the consumer calls this."""
         tell, costs = self.tells_of_cost, self._costs
-        is_known = costs and all(each.notes > FIRST_NOTES for each in costs)
-        if tell and is_known and sum(each.batch_ns() for each in costs) > INLINE_BATCH_NS:
+        is_known = tell and costs and all(each.notes >= _TOLD_NOTES for each in costs)
+        if is_known and _are_costly(costs):
             self.tells_of_cost = None
             tell()
         if self.watch is not None and self.watch.warnings:

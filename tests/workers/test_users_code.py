@@ -24,6 +24,8 @@ from strategies import one_in, shortened
 
 LENGTH = 60
 
+cheap = pytest.mark.no_cover  # which makes cheap code several times as slow
+
 
 def spin(seconds: float) -> None:
     """Compute, as Python code does; by the thread's own clock, so that others do not count."""
@@ -98,6 +100,7 @@ def test_cheap_code_runs_in_the_training_process_from_then_on() -> None:
     assert multiprocessing.active_children() == []
 
 
+@cheap
 def test_seeds_before_each_call_make_no_code_costly() -> None:
     """In processes they take longer than a cheap example, inline they are not needed."""
 
@@ -224,6 +227,7 @@ def test_it_resumes_whatever_made_it() -> None:
         assert begun + [batch.tolist() for batch in rest] == expected
 
 
+@cheap
 def test_within_a_worker_process_it_stays_inline_and_says_so_where_it_is_costly() -> None:
     def inner(value: Any) -> Any:
         for seconds, says in ((0.0, 0), (0.001, 1)):
@@ -397,6 +401,7 @@ def test_what_remembers_is_told_by_its_name() -> None:
         list(p)
 
 
+@cheap
 def test_what_only_draws_is_not() -> None:
     class Draws:
         def __init__(self) -> None:
@@ -414,6 +419,7 @@ def test_what_only_draws_is_not() -> None:
     assert [batch.tolist() for batch in build()] == expected
 
 
+@cheap
 @pytest.mark.parametrize("seconds", [0.0, 0.001])
 def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
     def held(value: Any) -> Any:
@@ -429,6 +435,7 @@ def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
     assert [("cannot be sent from a process" in each) for each in told] == [True] * bool(seconds)
 
 
+@cheap
 @pytest.mark.parametrize("seconds", [0.0, 0.001])
 def test_what_uses_cuda_stays(seconds: float) -> None:
     """A forked process cannot use CUDA once its parent has: torch raises this in any function."""

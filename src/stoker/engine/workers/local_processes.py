@@ -254,8 +254,9 @@ class FirstProcess:
         calls = sum(segment.calls_users[:rowwise])
         own_ns = _ROW_NS + calls * self._seeding_ns.get(depth, 0)
         _, sampled_ns, wanted_ns, cpu_ns = spent[TIMED]
-        if sampled_ns:  # without the time in which other programs had the processor
-            work_ns = min(work_ns, sampled_ns - max(0, wanted_ns - cpu_ns))
+        if sampled_ns:  # without the share of the time in which other programs had the processor
+            delayed_ns = min(max(0, wanted_ns - cpu_ns), sampled_ns)
+            work_ns -= work_ns * delayed_ns // sampled_ns
         self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns, own_ns)
         self._wall_ns += sampled_ns
         self._wanted_ns += wanted_ns

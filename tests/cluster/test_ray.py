@@ -55,7 +55,7 @@ def stores(version: str) -> list[str]:
 
 
 def spec(version: str) -> str:
-    cache = plain().cache("8MiB", cluster="ray", version=version).chain.cluster
+    cache = plain().cache("8MiB", cluster="ray", version=version).chain.plan.cache.cache
     return cache._spec.digest().hex()  # type: ignore[union-attr, no-any-return]
 
 
@@ -139,7 +139,7 @@ def meet(version: str, *places: str) -> None:
     """Have a keeper on each node, before there is anything to keep."""
     for place in places:
         options = {"num_cpus": 0, "resources": {place: 1}}
-        ray.get(ray.remote(**options)(lambda: bool(cached(version).chain.cluster.open())).remote())
+        ray.get(ray.remote(**options)(lambda: bool(cached(version).chain.plan.cache.cache.open())).remote())
 
 
 @pytest.mark.full

@@ -351,8 +351,8 @@ class WorkerPool:
     def warn(self) -> None:
         """Give the warnings about workers; the consumer calls this."""
         tell, costs = self.tells_of_cost, self._costs
-        is_known = tell and costs and all(each.notes >= _TOLD_NOTES for each in costs)
-        if is_known and _are_costly(costs):
+        is_known = bool(costs) and all(each.notes >= _TOLD_NOTES for each in costs)
+        if tell is not None and is_known and _are_costly(costs):
             self.tells_of_cost = None
             tell()
         if self.watch is not None and self.watch.warnings:

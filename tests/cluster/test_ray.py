@@ -139,7 +139,11 @@ def meet(version: str, *places: str) -> None:
     """Have a keeper on each node, before there is anything to keep."""
     for place in places:
         options = {"num_cpus": 0, "resources": {place: 1}}
-        ray.get(ray.remote(**options)(lambda: bool(cached(version).chain.plan.cache.cache.open())).remote())
+        ray.get(
+            ray.remote(**options)(
+                lambda: bool(cached(version).chain.plan.cache.cache.open())
+            ).remote()
+        )
 
 
 @pytest.mark.full

@@ -115,7 +115,7 @@ def keepers(folder: Path, count: int, size_bytes: int) -> Iterator[list[tuple[st
     """Start keepers as processes; yields their addresses and folders."""
     command = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
     serve = [sys.executable, "-c", command, "cache", "serve", "--listen", "127.0.0.1:0"]
-    serve += ["--insecure"]  # bench/encryption.py has the cost of encryption
+    serve += ["--insecure"]  # results/encryption.json has the cost of encryption
     with ExitStack() as ends:
         found = []
         for number in range(count):

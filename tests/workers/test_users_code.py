@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -467,7 +468,7 @@ class Meeting:
     def __getitem__(self, index: int) -> int:
         if index % 4 == 0:
             (self.folder / str(index)).touch()
-            end = time.monotonic() + 60
+            end = time.monotonic() + 10
             while len(list(self.folder.iterdir())) < 2:
                 if time.monotonic() > end:
                     raise TimeoutError("the other batch has not begun")
@@ -476,5 +477,12 @@ class Meeting:
 
 
 def test_no_process_waits_for_the_first_batch_of_another(tmp_path: Path) -> None:
-    p = stoker.from_dataset(Meeting(tmp_path)).batch(4).workers(2, kind="process")
-    assert np.concatenate(list(p)).tolist() == list(range(8))
+    """Now and then both batches are one process's: of its two requests one waits."""
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        p = stoker.from_dataset(Meeting(folder)).batch(4).workers(2, kind="process")
+        with contextlib.suppress(stoker.StageError):
+            assert np.concatenate(list(p)).tolist() == list(range(8))
+            return
+    pytest.fail("the other batch has not begun")

@@ -1,6 +1,5 @@
 """One example for each public function, shown in the API reference and run by its test.
 
-
 A line ``# %% NAME`` begins the example of a name. What stands before the first one is not shown.
 """
 

@@ -35,13 +35,11 @@ class TaskQueue:
     def __init__(self, depths: int, target_ns: int) -> None:
         self._target_ns = target_ns
         self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
-        self._left: deque[tuple[Task, range]] = deque()
         self._is_closed = False
 
     def close(self) -> None:
         """Drop all tasks; later ones never become ready."""
         self._is_closed = True
-        self._left.clear()
         for queue in self._ready:
             queue.clear()
 
@@ -68,14 +66,8 @@ class TaskQueue:
         self._ready[task.runner.depth].append(task)
         return True
 
-    def leave(self, task: Task, rows: range) -> None:
-        """Have others do rows that a thread had claimed, which was left."""
-        self._left.append((task, rows))
-
     def claim(self, active: int, depth: int = 0) -> tuple[Task, range] | None:
         """Claim rows of a task of at least this depth; ``active`` threads take part."""
-        if self._left:
-            return self._left.popleft()
         for queue in reversed(self._ready[depth:]):
             if queue:
                 task = queue[0]

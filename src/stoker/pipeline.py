@@ -31,12 +31,12 @@ from stoker.stages.ordering.order import OwnOrder
 from stoker.stages.ordering.select import Select, parts_of
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import shuffle_of
-from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
+from stoker.steps.scan import Scan
 
 U = TypeVar("U")
 Int = int | None

@@ -579,7 +579,7 @@ class Chain:
                     "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
                     "factor"
                 )
-            decides = self.plan.has_filter or self.plan.scans or self.plan.packs
+            decides = any(s.traits.filters or s.traits.joins for s in self.stages)
             ranks_agree = self.follows_clock and not decides
             if not share.uneven and self.may_leave_out and not ranks_agree:
                 if self.plan.packs:

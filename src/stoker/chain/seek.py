@@ -207,9 +207,8 @@ def _check_leg(by: Chain) -> None:
             raise StateError(
                 "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
             )
-    stage = next((s for s in by.stages if s.traits.scans), None)
-    if stage is not None:
-        raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
+    for stage in by.stages:
+        stage.check_leg()
     if by.plan.late is not None:
         raise StateError("which examples were late is the rank's own")
     point = by.plan.pool

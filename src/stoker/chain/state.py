@@ -32,11 +32,10 @@ from stoker.engine.plan.points import (
     EchoPoint,
     FilterPoint,
     LatePoint,
+    OwnPoint,
     PackPoint,
-    ScanPoint,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
@@ -387,8 +386,8 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                 found.append(LateStart.from_json(part, next(nodes), bounds))
             case PackPoint():
                 found.append(PackStart.from_json(next(nodes), bounds))
-            case ScanPoint():
-                found.append(ScanStart.from_json(part.scan, next(nodes), bounds))
+            case OwnPoint():
+                found.append(part.stage.read_node(next(nodes), bounds))
             case EchoPoint():
                 found.append(PoolStart.from_json(part, next(nodes), bounds))
             case DevicePoint():  # keeps the number of items

@@ -41,15 +41,15 @@ from stoker.engine.plan.points import (
     EchoPoint,
     FilterPoint,
     LatePoint,
+    OwnPoint,
     PackPoint,
-    ScanPoint,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.engine.scanned import ScannedStream
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.stream_stage import Surroundings
+from stoker.engine.survivors import DecidingStream, FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
@@ -109,7 +109,7 @@ class EpochStreams:
     Attributes:
         last: the stream that the consumer takes outputs from.
         last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
-        segments: the streams of the segments; ``scans``: the streams of the scans;
+        segments: the streams of the segments; ``own``: those that stages put on top;
             ``late``: the stream in which examples may be late, or None.
         head: the stream of a loader or an iterable; None for an indexed source.
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
@@ -134,7 +134,7 @@ class EpochStreams:
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.echo: EchoInputs[Any] | None = None
         self.segments: list[SegmentStream] = []
-        self.scans: list[ScannedStream] = []
+        self.own: list[DecidingStream] = []
         self.late: LateStream | None = None
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
@@ -216,10 +216,13 @@ class EpochStreams:
                         assert self._order is not None
                         begun = BegunInputs(self._order, leg.offsets)
                     self._stream = PackedStream(part, self.segments[-1], begun)
-                case ScanPoint():
-                    self.tally.open(part.at, [part.scan.name])
-                    self._stream = scanned = ScannedStream(part, self.segments[-1], self.tally)
-                    self.scans.append(scanned)
+                case OwnPoint():
+                    around = Surroundings(
+                        part.at, self._epoch, self._order, plan.selection.leg, self.tally,
+                        setup.record,
+                    )  # fmt: skip
+                    self._stream = own = part.stage.stream(self.segments[-1], around)
+                    self.own.append(own)
                 case EchoPoint():
                     assert self._stream is not None
                     maker = PoolMaker(

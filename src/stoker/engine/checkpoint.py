@@ -21,24 +21,29 @@ that state; there are no nodes, and pools begin empty.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from stoker.basics.compact_integers import check_integer
+import msgspec
+
+from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+"""A number in a node."""
 
-class Node(ABC):
-    """The part of one stream in a state: complete in itself."""
 
-    @abstractmethod
+class Node(msgspec.Struct, tag_field="kind"):
+    """The part of one stream in a state: complete in itself. Its tag is the kind of its part."""
+
     def to_json(self) -> dict[str, Any]:
-        """Return it for JSON, with its kind: that of its part in the plan."""
+        """Return it for JSON."""
+        json: dict[str, Any] = msgspec.to_builtins(self)
+        return json
 
 
 @dataclass

@@ -12,8 +12,9 @@ of examples are read again, and dropped, as they have come before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
@@ -28,8 +29,7 @@ from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.late_order import LateOrder, LateRecord, Left, check_left
 
 
-@dataclass
-class LateStart(Node):
+class LateStart(Node, tag=LatePoint.kind):
     """What batches left behind, around one from which an epoch goes on.
 
     Attributes:
@@ -41,7 +41,7 @@ class LateStart(Node):
 
     batch: int = 0
     before: Left = ()
-    left: Mapping[int, Left] = field(default_factory=dict)
+    left: Mapping[int, Left] = msgspec.field(default_factory=dict)
     decided: int = 0
 
     @classmethod

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat, takewhile
 from operator import attrgetter
 from typing import Any
@@ -41,8 +40,7 @@ _FORM = attrgetter("ndim", "dtype")
 _NO_TOKENS: Tokens = np.zeros(0, np.int64)
 
 
-@dataclass
-class PackStart(Node):
+class PackStart(Node, tag=PackPoint.kind):
     """The start of a full sequence.
 
     Attributes:
@@ -62,14 +60,6 @@ class PackStart(Node):
         number, of = check_integer(saved["number"]), check_integer(saved["input"], 0, bounds.most)
         bounds.most, bounds.exact = LARGEST, None
         return cls(number, of, check_integer(saved["offset"]))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": PackPoint.kind,
-            "number": self.number,
-            "input": self.input,
-            "offset": self.offset,
-        }
 
 
 class BegunInputs:

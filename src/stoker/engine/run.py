@@ -179,7 +179,7 @@ class Run:
     @property
     def _filter_count(self) -> int:
         """The number of examples that filters and scans have dropped."""
-        return self._skip_log.filtered + sum(s.dropped for s in self._streams.scans)
+        return self._skip_log.filtered + sum(s.dropped for s in self._streams.own)
 
     @property
     def together(self) -> bool:

@@ -25,10 +25,11 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
@@ -57,6 +58,11 @@ class DecidingStream(Stream):
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False
         self._fresh: int | None = None
+
+    @property
+    def dropped(self) -> int:
+        """The number of inputs that a user's function has dropped."""
+        return 0
 
     @property
     def fresh(self) -> int:
@@ -152,8 +158,7 @@ _log = logging.getLogger("stoker")
 _LISTED = 1_000  # the most skips that are listed with their details
 
 
-@dataclass
-class FilterRecord(Node):
+class FilterRecord(Node, tag=FilterPoint.kind):
     """The dropped inputs from a number on; they translate numbers upstream and downstream.
 
     Attributes:
@@ -166,7 +171,7 @@ class FilterRecord(Node):
     number: int = 0
     survivors: int = 0
     seen: int = 0
-    drops: array[int] = field(default_factory=lambda: array("q"))
+    drops: array[int] = msgspec.field(default_factory=lambda: array("q"))
     total: int | None = None
 
     @classmethod

@@ -15,9 +15,9 @@ from stoker.engine.plan.points import (
     EchoPoint,
     FilterPoint,
     LatePoint,
+    OwnPoint,
     PackPoint,
     Part,
-    ScanPoint,
 )
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.orders.chosen import Chosen
@@ -34,7 +34,6 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
-from stoker.stages.scan import Scan
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
@@ -158,12 +157,12 @@ class Lowering:
         self._renumbered = True
         self._segment = replace(self._new(), joins=stage.length)
 
-    def scan(self, stage: Scan) -> None:
-        """A function with a state is called in order; a segment of work comes right before."""
+    def own(self, stage: ChainStage) -> None:
+        """The stage makes its own stream; a segment of work comes right before."""
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        self._parts.append(ScanPoint(stage))
+        self._parts.append(OwnPoint(stage))
 
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
@@ -190,8 +189,10 @@ class Lowering:
                     part.into_pool, part.is_followed = into_pool, is_followed
                     part.is_waited_for, in_turn = in_turn, True
                     into_pool = is_followed = False
-                case FilterPoint() | PackPoint() | ScanPoint():
+                case FilterPoint() | PackPoint():
                     leaks = True
+                case OwnPoint():
+                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
                 case LatePoint():
                     in_turn = False
                 case EchoPoint():

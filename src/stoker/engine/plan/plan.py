@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part, ScanPoint
+from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
@@ -177,11 +177,6 @@ class Plan:
         return PackPoint.kind in self.kinds
 
     @property
-    def scans(self) -> bool:
-        """Whether there is a scan."""
-        return ScanPoint.kind in self.kinds
-
-    @property
     def late(self) -> LatePoint | None:
         """Where examples may move on to later batches."""
         return next((part for part in self.parts if isinstance(part, LatePoint)), None)
@@ -189,7 +184,7 @@ class Plan:
     @property
     def is_decided(self) -> bool:
         """Whether the number of items depends on values: filters, budgets, packing and scans."""
-        return any(kind not in (EchoPoint.kind, LatePoint.kind) for kind in self.kinds)
+        return any(part.is_decided for part in self.parts)
 
     @property
     def has_filter(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.engine.plan.segment import Segment
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
 from stoker.stages.echo import Echo
-from stoker.stages.scan import Scan
 from stoker.stages.skip import Budget
 from stoker.stages.to import To
 
@@ -27,7 +27,7 @@ class FilterPoint:
     at: int = 0
     kind = "filter"
     needs_work_behind = True
-    is_one_to_one = True
+    is_decided = True
 
 
 @dataclass
@@ -43,7 +43,7 @@ class LatePoint:
     at: int = 0
     kind = "late"
     needs_work_behind = True
-    is_one_to_one = False
+    is_decided = False
 
     def examples(self, total: int) -> int:
         """Return how many of so many examples come in batches."""
@@ -63,23 +63,31 @@ class PackPoint:
     at: int = 0
     kind = "pack"
     needs_work_behind = True
-    is_one_to_one = False
+    is_decided = True
 
 
 @dataclass
-class ScanPoint:
-    """The point where a function with a state is called with one item after another.
+class OwnPoint:
+    """The point of a stage that puts a stream of its own on top.
 
     Attributes:
-        scan: the stage.
+        stage: a ``StreamStage`` (``engine/stream_stage.py``).
         at: its place among the parts.
     """
 
-    scan: Scan
+    stage: Any
     at: int = 0
-    kind = "scan"
     needs_work_behind = True
-    is_one_to_one = False
+
+    @property
+    def kind(self) -> str:
+        kind: str = self.stage.kind
+        return kind
+
+    @property
+    def is_decided(self) -> bool:
+        is_decided: bool = self.stage.is_decided
+        return is_decided
 
 
 @dataclass
@@ -103,7 +111,7 @@ class EchoPoint:
     at: int = 0
     kind = "echo"
     needs_work_behind = True
-    is_one_to_one = True
+    is_decided = False
 
 
 @dataclass
@@ -119,9 +127,9 @@ class DevicePoint:
     at: int = 0
     kind = None
     needs_work_behind = False
-    is_one_to_one = True
+    is_decided = False
 
 
-Part = Segment | FilterPoint | LatePoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | LatePoint | PackPoint | OwnPoint | EchoPoint | DevicePoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
-``needs_work_behind``: a segment follows it; ``is_one_to_one``: each output is made of one input."""
+``needs_work_behind``: a segment follows it; ``is_decided``: values decide how many come out."""

@@ -1,0 +1,71 @@
+"""``StreamStage``: a stage that puts a stream of its own on top of those before it.
+
+Such a stage is whole in one file: it checks its place in a chain, makes the stream of an epoch, and
+reads that stream's node of a state. The engine knows no one of them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stoker.engine.checkpoint import Bounds, Node
+from stoker.engine.items import EpochCounters
+from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.survivors import DecidingStream
+from stoker.schedule.dealing import RankOrder
+from stoker.schedule.echo_record import RunRecord
+from stoker.schedule.leg import Leg
+from stoker.stages.stage import ChainStage, EnginePlan
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a stream may know of the epoch that it is made for.
+
+    Attributes:
+        at: the place of its stage among the parts of the plan.
+        epoch: the epoch's number.
+        order: the order of an indexed source on this rank, else None.
+        leg: the leg of the epoch, if other ranks took it over; else None.
+        tally: counts time.
+        record: the decisions of an earlier run that are repeated, or None.
+    """
+
+    at: int
+    epoch: int
+    order: RankOrder | None
+    leg: Leg | None
+    tally: EpochCounters
+    record: RunRecord | None
+
+
+@dataclass(frozen=True)
+class StreamStage(ChainStage):
+    """A stage with a stream of its own: a segment of work comes before it, and one behind.
+
+    Attributes:
+        kind: that of its node in a state.
+        is_decided: whether values decide how many items come out.
+        in_turn: whether it takes its inputs one after another, rather than those that are ready.
+    """
+
+    kind: ClassVar[str]
+    is_decided: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
+
+    def lower(self, to: EnginePlan) -> None:
+        to.own(self)
+
+    @abstractmethod
+    def stream(self, upstream: SegmentStream, around: Surroundings) -> DecidingStream:
+        """Return the stream of an epoch over the stream of its inputs."""
+
+    @abstractmethod
+    def read_node(self, saved: Any, bounds: Bounds) -> Node:
+        """Read the node of its stream from a state, before there are streams.
+
+        Change ``bounds`` to those behind the stage. Raises TypeError, LookupError or ValueError for
+        what no run could have saved, or StateError.
+        """

@@ -1,0 +1,1 @@
+"""Stages that put a stream of their own on top, each whole in one file."""

@@ -19,8 +19,6 @@ from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.pools import pool_key
-from stoker.engine.packed import PackStart
-from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
@@ -209,8 +207,6 @@ def _check_leg(by: Chain) -> None:
             )
     for stage in by.stages:
         stage.check_leg()
-    if by.plan.late is not None:
-        raise StateError("which examples were late is the rank's own")
     point = by.plan.pool
     if point is None:
         return
@@ -419,12 +415,11 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
     by = loaded.by.on_leg(position.leg)
     nodes = [node for node in position.parts if node is not None]
     node = nodes[0] if nodes else None
-    pack = next((node for node in nodes if isinstance(node, PackStart)), None)
-    if pack is not None:  # filters before it tell which row its input is
-        rows = node.number if isinstance(node, FilterRecord) else pack.input
-        return _RankProgress(rows, sequences=pack.number, offset=pack.offset)
-    if isinstance(node, FilterRecord):
-        return _RankProgress(node.number)
+    told = [read for each in nodes if (read := each.read_so_far()) is not None]
+    if told:  # the inputs of the first are rows of the source; one at most joins sequences
+        sequences = sum(read.sequences for read in told)
+        offset = sum(read.offset for read in told)
+        return _RankProgress(told[0].rows, sequences=sequences, offset=offset)
     point = by.plan.pool
     if not isinstance(node, PoolStart) or point is None or point.echo.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)

@@ -24,16 +24,12 @@ from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
-from stoker.engine.late import LateStart
-from stoker.engine.packed import PackStart
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
     DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
     OwnPoint,
-    PackPoint,
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.survivors import FilterRecord
@@ -229,7 +225,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         else:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         leg = Leg.from_json(state["leg"], world, places, end, most)
-        if (leg.offsets or leg.sequences) and not by.plan.packs:
+        if (leg.offsets or leg.sequences) and not by.packs:
             raise ValueError("packed sequences are in it, and this pipeline packs none")
         if indexed is None and (leg.held is not None or len(leg.over)):
             raise ValueError("places of the epoch are in it, and a stream has none")
@@ -382,10 +378,6 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
                 found.append(FilterRecord.from_json(next(nodes), bounds))
-            case LatePoint():
-                found.append(LateStart.from_json(part, next(nodes), bounds))
-            case PackPoint():
-                found.append(PackStart.from_json(next(nodes), bounds))
             case OwnPoint():
                 found.append(part.stage.read_node(next(nodes), bounds))
             case EchoPoint():

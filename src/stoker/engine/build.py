@@ -33,16 +33,12 @@ from stoker.engine.items import (
     PulledStream,
     Stream,
 )
-from stoker.engine.late import LateStream
-from stoker.engine.packed import BegunInputs, PackedStream
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
     DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
     OwnPoint,
-    PackPoint,
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
@@ -110,7 +106,6 @@ class EpochStreams:
         last: the stream that the consumer takes outputs from.
         last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
         segments: the streams of the segments; ``own``: those that stages put on top;
-            ``late``: the stream in which examples may be late, or None.
         head: the stream of a loader or an iterable; None for an indexed source.
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
@@ -135,7 +130,6 @@ class EpochStreams:
         self.echo: EchoInputs[Any] | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[DecidingStream] = []
-        self.late: LateStream | None = None
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
@@ -206,16 +200,6 @@ class EpochStreams:
                     self._add_segment(part)
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
-                case LatePoint():
-                    self._stream = self.late = LateStream(
-                        part, self.segments[-1], self._epoch, self._setup.record
-                    )
-                case PackPoint():
-                    leg, begun = plan.selection.leg, None
-                    if leg is not None and leg.offsets:
-                        assert self._order is not None
-                        begun = BegunInputs(self._order, leg.offsets)
-                    self._stream = PackedStream(part, self.segments[-1], begun)
                 case OwnPoint():
                     around = Surroundings(
                         part.at, self._epoch, self._order, plan.selection.leg, self.tally,
@@ -278,7 +262,8 @@ class EpochStreams:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
-        if plan.late is not None and pool.limit and not given.grows:
+        in_turn = all(segment.is_waited_for for segment in plan.segments)
+        if not in_turn and pool.limit and not given.grows:
             pool.take_all()
         tail = WorkerPool(0, max(1, on_device), Autotuner())
         self._worker_pools = [pool, tail]

@@ -22,7 +22,7 @@ that state; there are no nodes, and pools begin empty.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -42,8 +42,31 @@ class Node(msgspec.Struct, tag_field="kind"):
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
-        json: dict[str, Any] = msgspec.to_builtins(self)
-        return json
+        return as_json(self)
+
+    def read_so_far(self) -> ReadSoFar | None:
+        """Return what other ranks must know to go on with the epoch; None: it tells nothing."""
+        return None
+
+
+def as_json(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return what JSON would give back."""
+    json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
+    return json
+
+
+class ReadSoFar(NamedTuple):
+    """The inputs that a stream has read when an epoch is left.
+
+    Attributes:
+        rows: the number of inputs that were read whole.
+        sequences: the number of full sequences made of them, 0 if none are joined.
+        offset: how many tokens of the next input are in these.
+    """
+
+    rows: int
+    sequences: int = 0
+    offset: int = 0
 
 
 @dataclass

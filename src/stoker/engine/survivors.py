@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
+from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Stream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
@@ -41,6 +41,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
+from stoker.schedule.echo_record import DecidedLate
 from stoker.stages.skip import RAISE, Budget
 
 
@@ -63,6 +64,14 @@ class DecidingStream(Stream):
     def dropped(self) -> int:
         """The number of inputs that a user's function has dropped."""
         return 0
+
+    def decisions(self) -> DecidedLate | None:
+        """Return what it decided by the clock so far, for a record."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Return its fields of ``Stats``."""
+        return {}
 
     @property
     def fresh(self) -> int:
@@ -201,6 +210,9 @@ class FilterRecord(Node, tag=FilterPoint.kind):
             "total": self.total,
             "drops": compact_integers.encode_ascending(np.array(self.drops, np.int64), self.number),
         }
+
+    def read_so_far(self) -> ReadSoFar:
+        return ReadSoFar(self.number)
 
     def number_of(self, survivor: int) -> int:
         """Return the input number of a decided survivor, or of the next one."""

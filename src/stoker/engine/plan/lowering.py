@@ -14,9 +14,7 @@ from stoker.engine.plan.points import (
     DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
     OwnPoint,
-    PackPoint,
     Part,
 )
 from stoker.engine.plan.segment import Segment
@@ -29,7 +27,6 @@ from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.pack import Pack
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
@@ -137,10 +134,7 @@ class Lowering:
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
     def batch(self, stage: Batch) -> None:
-        """Examples become batches; those that are late move on to later ones, if they may."""
-        if stage.late:
-            self._close()
-            self._parts.append(LatePoint(stage))
+        """Examples become batches."""
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
@@ -148,21 +142,17 @@ class Lowering:
         """Batches are planned by a rule."""
         self._rule = rule
 
-    def pack(self, stage: Pack) -> None:
-        """Sequences are cut; a segment of work comes right before, and one behind joins them."""
-        self._close()
-        if self._parts[-1].needs_work_behind:
-            self._parts.append(Segment())
-        self._parts.append(PackPoint(stage))
-        self._renumbered = True
-        self._segment = replace(self._new(), joins=stage.length)
-
     def own(self, stage: ChainStage) -> None:
         """The stage makes its own stream; a segment of work comes right before."""
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
         self._parts.append(OwnPoint(stage))
+
+    def join(self, length: int) -> None:
+        """Items are pieces of full sequences of this length: the segment behind joins them."""
+        self._renumbered = True
+        self._segment = replace(self._new(), joins=length)
 
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
@@ -189,12 +179,10 @@ class Lowering:
                     part.into_pool, part.is_followed = into_pool, is_followed
                     part.is_waited_for, in_turn = in_turn, True
                     into_pool = is_followed = False
-                case FilterPoint() | PackPoint():
+                case FilterPoint():
                     leaks = True
                 case OwnPoint():
                     leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
-                case LatePoint():
-                    in_turn = False
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
                     part.leaks = leaks

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part
+from stoker.engine.plan.points import EchoPoint, Part
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
@@ -172,16 +172,6 @@ class Plan:
         return tuple(part.kind for part in self.parts if part.kind is not None)
 
     @property
-    def packs(self) -> bool:
-        """Whether sequences are joined."""
-        return PackPoint.kind in self.kinds
-
-    @property
-    def late(self) -> LatePoint | None:
-        """Where examples may move on to later batches."""
-        return next((part for part in self.parts if isinstance(part, LatePoint)), None)
-
-    @property
     def is_decided(self) -> bool:
         """Whether the number of items depends on values: filters, budgets, packing and scans."""
         return any(part.is_decided for part in self.parts)
@@ -217,7 +207,7 @@ class Plan:
         epochs whose batches are planned equally many.
         """
         point = self.pool
-        if self.indexed is None or self.is_decided or self.late or point is None:
+        if self.indexed is None or point is None or self.kinds != (point.kind,):
             return False
         if self.selection.calls_user or self.batches is not None:
             return False

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.plan.segment import Segment
-from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.pack import Pack
 from stoker.stages.echo import Echo
 from stoker.stages.skip import Budget
 from stoker.stages.to import To
@@ -26,42 +24,6 @@ class FilterPoint:
     budgets: Mapping[int, Budget]
     at: int = 0
     kind = "filter"
-    needs_work_behind = True
-    is_decided = True
-
-
-@dataclass
-class LatePoint:
-    """The point where examples that are not ready move on to later batches.
-
-    Attributes:
-        batch: the stage.
-        at: its place among the parts.
-    """
-
-    batch: Batch
-    at: int = 0
-    kind = "late"
-    needs_work_behind = True
-    is_decided = False
-
-    def examples(self, total: int) -> int:
-        """Return how many of so many examples come in batches."""
-        return total - total % self.batch.n if self.batch.drop_last else total
-
-
-@dataclass
-class PackPoint:
-    """The point where sequences are joined into full ones.
-
-    Attributes:
-        pack: the stage.
-        at: its place among the parts.
-    """
-
-    pack: Pack
-    at: int = 0
-    kind = "pack"
     needs_work_behind = True
     is_decided = True
 
@@ -130,6 +92,6 @@ class DevicePoint:
     is_decided = False
 
 
-Part = Segment | FilterPoint | LatePoint | PackPoint | OwnPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | OwnPoint | EchoPoint | DevicePoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
 ``needs_work_behind``: a segment follows it; ``is_decided``: values decide how many come out."""

@@ -142,7 +142,7 @@ def _check_servable(chain: Chain) -> Chain:
             "be able to prepare batches again. Put it behind stoker.from_feed() in each job, or "
             "use a fixed factor"
         )
-    if chain.plan.late is not None:
+    if chain.late is not None:
         raise FeedError(
             "a feed cannot serve .batch(n, late=): what is late depends on the clock, but a feed "
             "must be able to prepare batches again. Take .batch(n)"

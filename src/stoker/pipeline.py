@@ -34,11 +34,11 @@ from stoker.stages.ordering.weighted import shuffle_of
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
 from stoker.steps.late import batch_with_late
 from stoker.steps.pack import Pack
 from stoker.steps.scan import Scan
+from stoker.steps.to import To
 
 U = TypeVar("U")
 Int = int | None

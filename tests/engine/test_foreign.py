@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stoker.basics.buffers import Recycler
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.heads import (
-    DeviceStream,
     Direct,
     IterableHead,
     LoaderHead,
@@ -30,7 +29,7 @@ from stoker.schedule import rng
 from stoker.schedule.selection import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.stages.to import Mover
+from stoker.steps.to import DeviceStream, Mover
 from strategies import few
 
 

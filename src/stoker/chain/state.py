@@ -26,7 +26,6 @@ from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
     OwnPoint,
@@ -378,12 +377,12 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
                 found.append(FilterRecord.from_json(next(nodes), bounds))
+            case OwnPoint() if part.kind is None:  # keeps the number of items
+                pass
             case OwnPoint():
                 found.append(part.stage.read_node(next(nodes), bounds))
             case EchoPoint():
                 found.append(PoolStart.from_json(part, next(nodes), bounds))
-            case DevicePoint():  # keeps the number of items
-                pass
             case _:
                 assert_never(part)
     return found

@@ -23,7 +23,7 @@ from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.heads import DeviceStream, Direct, IterableHead, LoaderHead
+from stoker.engine.heads import Direct, IterableHead, LoaderHead
 from stoker.engine.items import (
     EpochCounters,
     HeadStream,
@@ -35,7 +35,6 @@ from stoker.engine.items import (
 )
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
     OwnPoint,
@@ -45,7 +44,7 @@ from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import Surroundings
-from stoker.engine.survivors import DecidingStream, FilteredStream, SkipLog
+from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
@@ -129,7 +128,7 @@ class EpochStreams:
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.echo: EchoInputs[Any] | None = None
         self.segments: list[SegmentStream] = []
-        self.own: list[DecidingStream] = []
+        self.own: list[Stream] = []
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
@@ -203,10 +202,12 @@ class EpochStreams:
                 case OwnPoint():
                     around = Surroundings(
                         part.at, self._epoch, self._order, plan.selection.leg, self.tally,
-                        setup.record,
+                        setup.record, self.worker_pool, self.mask,
                     )  # fmt: skip
-                    self._stream = own = part.stage.stream(self.segments[-1], around)
+                    self._stream = own = part.stage.stream(self.last, around)
                     self.own.append(own)
+                    if part.stage.traits.moves:  # the mask, too
+                        self.last, self.mask, self._depth = own, None, 0
                 case EchoPoint():
                     assert self._stream is not None
                     maker = PoolMaker(
@@ -214,12 +215,6 @@ class EpochStreams:
                         setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
                     )  # fmt: skip
                     self._feed = self.echo = maker.inputs(part, self._stream, self.tally)
-                case DevicePoint():
-                    self._stream = self.last = DeviceStream(
-                        self.last, part.to.mover(), self.worker_pool, self.mask
-                    )
-                    self.mask = None  # the stream moves the mask, too
-                    self._depth = 0
                 case _:
                     assert_never(part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -16,28 +16,21 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import (
     HEAD,
-    DoneTask,
-    DrivenStream,
     EpochCounters,
     HeadStream,
     Inputs,
     Item,
     ItemUses,
-    PulledStream,
     Stream,
     WouldBlock,
     done_item,
-    with_value,
 )
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
 from stoker.schedule.rng import Fractions
 from stoker.schedule.selection import Cut, Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.stages.padding_mask import PaddingMask
-from stoker.stages.to import JaxMover, Mover
 
 
 class IterableHead(HeadStream):
@@ -377,131 +370,6 @@ class LoaderHead(HeadStream):
     def clear(self) -> None:
         """Drop the loader's iterator, which ends its workers."""
         self._iterator = self._next_item = None
-
-
-class DeviceStream(DrivenStream):
-    """Batches on a device. The next one is copied while one is used."""
-
-    blocking = True
-
-    def __init__(
-        self,
-        upstream: PulledStream,
-        mover: Mover | JaxMover,
-        worker_pool: WorkerPool,
-        mask: PaddingMask | None = None,
-    ) -> None:
-        super().__init__()
-        self.upstream: PulledStream = upstream
-        self._mask = mask
-        self._mover = mover
-        self._worker_pool = worker_pool
-        self._under_way: deque[tuple[Item, Any]] = deque()
-        self._next: Item | None = None
-        self._over = False
-        self._error: Exception | None = None
-        self.total = upstream.total
-
-    @property
-    def fresh(self) -> int:
-        return self.upstream.fresh
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        """Return the batches on their way to the device (0 or 1), and whether none is left."""
-        if self._next_item is None and not self._under_way:
-            self._begin_early()
-        ready = self._next_item is not None or bool(self._under_way) or self._error is not None
-        return int(ready), self._over and not ready
-
-    def wait_for(self, count: int) -> None:
-        """Wait until a batch is on its way to the device, or none is left."""
-        if self._next_item is None and not self._under_way and self._error is None:
-            self._begin(wait=True)
-
-    @property
-    def is_full(self) -> bool:
-        """True if there is no room for more on the host."""
-        return self.upstream.is_full
-
-    def ready_since(self) -> tuple[int, int | None]:
-        """Return the number of waiting batches, on the host too, and since when it is full."""
-        ready, since = self.upstream.ready_since()
-        return ready + len(self._under_way), since
-
-    def _take(self, may_block: bool) -> Item | None:
-        """Take the next batch on the device, and begin to move the one after it.
-
-        The consumer alone asks, and may always wait.
-        """
-        if not self._under_way and not self._begin(wait=True):
-            return None
-        item, move = self._under_way.popleft()
-        self._begin_early()
-        value = move if type(move) is Failure else self._try(move, item)
-        return with_value(item, DoneTask([value]))
-
-    def usable_bytes(self) -> int:
-        return self._mover.usable_bytes()
-
-    def recompute(self, number: int) -> Item:
-        item = self.upstream.recompute(number)
-        self._worker_pool.wait(item.task)
-        value = item.task.values[item.row]
-        if type(value) is not Failure:
-            value = self._try(lambda: self._mover.start(value)(), item)
-        return with_value(item, DoneTask([value]))
-
-    def _begin_early(self) -> None:
-        """Start to move the next batch if the host has it. Its error is raised at its turn."""
-        if self._error is None:
-            try:
-                self._begin(wait=False)
-            except Exception as error:
-                pass_on(error)
-                self._error = error
-
-    def _begin(self, *, wait: bool) -> bool:
-        """Start to move the next batch; without ``wait`` only if the host has it ready."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if self._next is None:
-            try:
-                self._next = self.upstream.pull(may_block=wait)
-            except WouldBlock:
-                return False
-            self._over = self._next is None
-        item = self._next
-        if item is None or not (wait or item.task.done):
-            return False
-        self._worker_pool.wait(item.task)
-        self._next = None
-        value, item.task.values[item.row] = item.task.values[item.row], None
-        if type(value) is not Failure:
-            value = self._try(lambda: self._mover.start(self._mark(value, item)), item)
-        self._under_way.append((item, value))
-        return True
-
-    def _mark(self, value: Any, item: Item) -> Any:
-        return (
-            value
-            if self._mask is None
-            else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
-        )
-
-    def _try(self, move: Callable[[], Any], item: Item) -> Any:
-        try:
-            return move()
-        except StageError as error:
-            return Failure(error)
-        except Exception as error:
-            pass_on(error)
-            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
-
-    def clear(self) -> None:
-        self._mover.close()
-        self._under_way.clear()
-        self._next = self._next_item = None
 
 
 def interrupt(iterator: Iterator[Any] | None) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.workers.tasks import Task
+from stoker.schedule.echo_record import DecidedLate
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -230,6 +231,19 @@ class Stream(Resumable, ABC):
         Raises WouldBlock if that is not decided yet, and the planner must not block.
         """
         return number - taken
+
+    @property
+    def dropped(self) -> int:
+        """The number of inputs that a user's function has dropped."""
+        return 0
+
+    def decisions(self) -> DecidedLate | None:
+        """Return what it decided by the clock so far, for a record."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Return its fields of ``Stats``."""
+        return {}
 
     def usable_bytes(self) -> int:
         """Return the free memory of the items' device, or of the host."""

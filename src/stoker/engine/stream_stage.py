@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stoker.engine.checkpoint import Bounds, Node
-from stoker.engine.items import EpochCounters
-from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.survivors import DecidingStream
+from stoker.engine.items import EpochCounters, Stream
+from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
+from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import ChainStage, EnginePlan
 
 
@@ -31,6 +31,8 @@ class Surroundings:
         leg: the leg of the epoch, if other ranks took it over; else None.
         tally: counts time.
         record: the decisions of an earlier run that are repeated, or None.
+        worker_pool: the pool of the segments before it.
+        mask: marks padding in outputs, or None. A stream to a device marks its own.
     """
 
     at: int
@@ -39,19 +41,23 @@ class Surroundings:
     leg: Leg | None
     tally: EpochCounters
     record: RunRecord | None
+    worker_pool: WorkerPool
+    mask: PaddingMask | None
 
 
 @dataclass(frozen=True)
 class StreamStage(ChainStage):
-    """A stage with a stream of its own: a segment of work comes before it, and one behind.
+    """A stage with a stream of its own.
+
+    A segment of work comes before it, and one behind; neither if it moves batches to a device.
 
     Attributes:
-        kind: that of its node in a state.
+        kind: that of its node in a state; None if it has none, since numbers tell all.
         is_decided: whether values decide how many items come out.
         in_turn: whether it takes its inputs one after another, rather than those that are ready.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str | None]
     is_decided: ClassVar[bool] = True
     in_turn: ClassVar[bool] = True
 
@@ -59,13 +65,16 @@ class StreamStage(ChainStage):
         to.own(self)
 
     @abstractmethod
-    def stream(self, upstream: SegmentStream, around: Surroundings) -> DecidingStream:
-        """Return the stream of an epoch over the stream of its inputs."""
+    def stream(self, upstream: Any, around: Surroundings) -> Stream:
+        """Return the stream of an epoch over that of its inputs.
 
-    @abstractmethod
+        That is a ``SegmentStream``; if it moves batches, a ``PulledStream``, as it returns.
+        """
+
     def read_node(self, saved: Any, bounds: Bounds) -> Node:
         """Read the node of its stream from a state, before there are streams.
 
         Change ``bounds`` to those behind the stage. Raises TypeError, LookupError or ValueError for
         what no run could have saved, or StateError.
         """
+        raise NotImplementedError

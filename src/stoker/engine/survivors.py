@@ -41,7 +41,6 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
-from stoker.schedule.echo_record import DecidedLate
 from stoker.stages.skip import RAISE, Budget
 
 
@@ -59,19 +58,6 @@ class DecidingStream(Stream):
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False
         self._fresh: int | None = None
-
-    @property
-    def dropped(self) -> int:
-        """The number of inputs that a user's function has dropped."""
-        return 0
-
-    def decisions(self) -> DecidedLate | None:
-        """Return what it decided by the clock so far, for a record."""
-        return None
-
-    def stats(self) -> dict[str, Any]:
-        """Return its fields of ``Stats``."""
-        return {}
 
     @property
     def fresh(self) -> int:

@@ -145,7 +145,6 @@ class EnginePlan(Protocol):
     def own(self, stage: Any) -> None: ...
     def join(self, length: int) -> None: ...
     def echo(self, stage: Any) -> None: ...
-    def move(self, stage: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -195,6 +194,11 @@ class ChainStage(ABC):
 
     def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
+
+    @property
+    def allocate(self) -> Callable[[int], memoryview] | None:
+        """What allocates the memory of batches that it moves; None if it moves none."""
+        return None
 
     def user_objects(self) -> list[UserObject]:
         """Return the objects of the user's that it calls."""

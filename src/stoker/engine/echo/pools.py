@@ -30,7 +30,6 @@ from stoker.schedule.pools.adaptive import AdaptivePool
 from stoker.schedule.pools.fixed import Pool
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.stage import PoolSize
-from stoker.stages.to import usable_bytes
 
 # The share of memory that stays free, however large a pool the user asks for. Chosen, not measured.
 _KEPT_FREE_FRACTION = 0.05
@@ -145,7 +144,9 @@ class PoolMaker:
             raise value.error
         each = max(1, pytree.nbytes(value))
         device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
-        usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
+        usable = feed.upstream.usable_bytes
+        if device:
+            usable = functools.partial(resources.usable_device_bytes, device)
         known.size, known.item_bytes = _size(echo, each, group, usable), each
         if device:
             _log.warning(

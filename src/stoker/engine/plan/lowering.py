@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
     OwnPoint,
@@ -33,7 +32,6 @@ from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To
 
 
 def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
@@ -143,11 +141,13 @@ class Lowering:
         self._rule = rule
 
     def own(self, stage: ChainStage) -> None:
-        """The stage makes its own stream; a segment of work comes right before."""
+        """The stage makes its own stream; a segment comes right before if it moves nothing."""
         self._close()
-        if self._parts[-1].needs_work_behind:
+        moves = stage.traits.moves
+        if not moves and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
         self._parts.append(OwnPoint(stage))
+        self._on_device = self._on_device or moves
 
     def join(self, length: int) -> None:
         """Items are pieces of full sequences of this length: the segment behind joins them."""
@@ -158,12 +158,6 @@ class Lowering:
         """Items are used several times."""
         self._close()
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
-
-    def move(self, stage: To) -> None:
-        """Batches go to a device."""
-        self._close()
-        self._parts.append(DevicePoint(stage))
-        self._on_device = True
 
     def plan(self) -> Plan:
         """Return the plan of the collected parts."""
@@ -183,12 +177,11 @@ class Lowering:
                     leaks = True
                 case OwnPoint():
                     leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
+                    into_pool = False
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
                     part.leaks = leaks
                     into_pool, is_followed = True, part.echo.is_adaptive
-                case DevicePoint():
-                    into_pool = False
                 case _:
                     assert_never(part)
         return Plan(

@@ -9,7 +9,6 @@ from typing import Any
 from stoker.engine.plan.segment import Segment
 from stoker.stages.echo import Echo
 from stoker.stages.skip import Budget
-from stoker.stages.to import To
 
 
 @dataclass
@@ -39,12 +38,15 @@ class OwnPoint:
 
     stage: Any
     at: int = 0
-    needs_work_behind = True
 
     @property
-    def kind(self) -> str:
-        kind: str = self.stage.kind
+    def kind(self) -> str | None:
+        kind: str | None = self.stage.kind
         return kind
+
+    @property
+    def needs_work_behind(self) -> bool:
+        return not self.stage.traits.moves
 
     @property
     def is_decided(self) -> bool:
@@ -76,22 +78,6 @@ class EchoPoint:
     is_decided = False
 
 
-@dataclass
-class DevicePoint:
-    """The point where batches move to a device.
-
-    Attributes:
-        to: the stage.
-        at: its place among the parts.
-    """
-
-    to: To
-    at: int = 0
-    kind = None
-    needs_work_behind = False
-    is_decided = False
-
-
-Part = Segment | FilterPoint | OwnPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | OwnPoint | EchoPoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
 ``needs_work_behind``: a segment follows it; ``is_decided``: values decide how many come out."""

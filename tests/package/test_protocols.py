@@ -24,6 +24,7 @@ SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
     "stages/stage.py": ("ChainStage",),
     "engine/stream_stage.py": ("StreamStage",),
+    "engine/head_source.py": ("HeadSource",),
     "stages/functions/operation.py": ("Operation",),
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (

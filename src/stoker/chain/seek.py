@@ -145,7 +145,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
             f"with {_describe_change(by, chain)}: save when a batch was handed out"
         )
     if first.position is None or not (first.position.yielded or first.position.leg):
-        is_stream = first.position is not None and by.plan.iterable is not None
+        is_stream = not by.source.is_indexed and not by.source.yields_batches
         at = first.position if is_stream else None
         return replace(first, position=at, pool_size=PoolSize())
     try:
@@ -246,7 +246,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
-    if by.plan.iterable is not None:
+    if by.plan.indexed is None:
         return _begin_stream_leg(first), PoolSize(), 0
     if by.plans_batches:
         return _begin_planned_leg(first, chain), PoolSize(), 0

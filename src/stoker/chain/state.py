@@ -219,7 +219,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         if indexed is not None:
             row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row.of_all_ranks()
             places, end = indexed.places(row), indexed.places_end(row)
-        elif by.plan.iterable is not None and "loader" in state:
+        elif not by.source.yields_batches and "loader" in state:
             places = end = 0  # of a stream, none is listed
         else:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")

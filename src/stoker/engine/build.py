@@ -23,8 +23,9 @@ from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.heads import Direct, IterableHead, LoaderHead
+from stoker.engine.head_source import Opening
 from stoker.engine.items import (
+    Direct,
     EpochCounters,
     HeadStream,
     Inputs,
@@ -246,7 +247,7 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
-        if plan.loader is not None:
+        if plan.source.yields_batches:
             given = Workers(0)
         for segment in plan.segments:
             if not given.sends(segment) and (given.count or not segment.users_code):
@@ -255,7 +256,7 @@ class EpochStreams:
         for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
-        if plan.iterable is not None and pool.limit:
+        if plan.iterated is not None and pool.limit:
             pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
         in_turn = all(segment.is_waited_for for segment in plan.segments)
         if not in_turn and pool.limit and not given.grows:
@@ -265,35 +266,21 @@ class EpochStreams:
         pool.begin()
 
     def _open_head(self, rank: int) -> None:
-        """Begin to iterate over a loader or a stream."""
-        plan, position = self._plan, self._setup.position
-        foreign = plan.loader or plan.iterable
-        if foreign is None:
+        """Begin to iterate over a source that is not indexed."""
+        plan = self._plan
+        if plan.iterated is None:
             return
-        if plan.loader is not None:
-            if position.loader_state is not None:
-                plan.loader.load(position.loader_state)
-            self.head = LoaderHead(
-                plan.loader,
-                self.tally,
-                self.recycler if plan.pool else None,
-                loaded=position.loaded,
-                fresh=position.fresh,
-            )
-        elif plan.iterable is not None:
-            key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
-            start = position.fresh
-            read = plan.selection.read_of_stream(start)
-            examples = plan.iterable.open(self._epoch, position.loader_state, read)
-            self.head = IterableHead(
-                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
-            )
-        assert self.head is not None
-        self.last = self.head
+        opening = Opening(
+            self._epoch, self._setup.position, plan.selection, plan.buffer,
+            rng.key(self._seed, self._epoch, rng.SHUFFLE, rank), self.tally,
+            self.recycler if plan.pool else None,
+        )  # fmt: skip
+        head: HeadStream = plan.iterated.head(opening)
+        self.last = self.head = head
         if plan.is_adaptive:
-            size = FOLLOWED_BATCHES * (1 if plan.loader is not None else plan.group)
+            size = FOLLOWED_BATCHES * (1 if plan.iterated.yields_batches else plan.group)
             pool = self.worker_pool
-            self.last = self.prefetcher = Prefetcher(self.head, size, self.planning, pool)
+            self.last = self.prefetcher = Prefetcher(head, size, self.planning, pool)
         self._stream = self.last
 
     def _add_segment(self, part: Segment) -> None:

@@ -173,7 +173,9 @@ class Run:
             return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
         if any(segment.joins for segment in self._plan.segments):
             return "all examples together do not fill one packed sequence"
-        return "the loader gave none" if self._plan.loader else "there are no examples"
+        return (
+            "the loader gave none" if self._plan.source.yields_batches else "there are no examples"
+        )
 
     @property
     def _filter_count(self) -> int:
@@ -465,7 +467,6 @@ class Run:
             worker_time = samples.worker_time(tally.spent, self._setup.autotuner.costs, sharing)
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
-        source = self._plan.loader or self._plan.iterable
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
             epoch=self._setup.epoch,
@@ -495,7 +496,7 @@ class Run:
             process_trial=pool.process_trial,
             worker_time=worker_time,
             stuck_processes=pool.replaced,
-            feed_lag_outputs=source.lag_outputs() if source is not None else None,
+            feed_lag_outputs=self._plan.source.lag_outputs(),
             **{name: n for stream in self._streams.own for name, n in stream.stats().items()},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -86,15 +87,16 @@ class PoolMaker:
         total = stream.total
         if stream.leaves_out:
             total = self.skip_log.examples
-        if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
-            total = plan.loader.count()
+        if plan.source.yields_batches:
+            with contextlib.suppress(TypeError):
+                total = plan.source.count()
         if (total is None or plan.has_filter) and self.steps is None:
             raise ValueError(
                 f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
         share = plan.selection.share
-        uneven = plan.loader is not None or (share is not None and share.uneven)
+        uneven = plan.source.yields_batches or (share is not None and share.uneven)
         if plan.has_filter or (uneven and self.steps is not None):  # .steps() ends epochs
             total = None
         return AgreedPolicy(
@@ -132,7 +134,7 @@ class PoolMaker:
         """Choose the pool's size; a size in bytes needs its first item."""
         echo, known = feed.echo, self.pool_size
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
-        looks = self.plan.loader is not None or feed.point.on_device
+        looks = self.plan.source.yields_batches or feed.point.on_device
         if echo.pool is not None and not looks:
             known.size = echo.pool
             return

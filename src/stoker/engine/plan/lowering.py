@@ -22,8 +22,6 @@ from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage
@@ -46,14 +44,13 @@ def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
 class Lowering:
     """Collects the parts of a plan from the calls of a source and its stages.
 
-    The source calls one of the first three methods, then each stage one of the others.
+    The source calls one of the first two methods, then each stage one of the others.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._indexed: IndexedSource | None = None
-        self._iterable: IterableSource | None = None
-        self._loader: LoaderSource | None = None
+        self._iterated: Origin | None = None
         self._selection = Selection()
         self._buffer = 1
         self._parts: list[Part] = []
@@ -70,15 +67,11 @@ class Lowering:
         self._indexed = source
         self._segment = Segment(source)
 
-    def take_examples(self, source: IterableSource) -> None:
-        """Examples are taken one after another."""
-        self._iterable = source
-        self._segment = Segment()
-
-    def take_batches(self, source: LoaderSource) -> None:
-        """Ready batches are taken one after another."""
-        self._loader = source
-        self._batches = True
+    def iterate(self, source: Origin) -> None:
+        """Examples, or ready batches, are taken one after another."""
+        self._iterated, self._batches = source, source.yields_batches
+        if not self._batches:
+            self._segment = Segment()
 
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
         """A new order every epoch, by blocks if their ends are given.
@@ -186,8 +179,7 @@ class Lowering:
                     assert_never(part)
         return Plan(
             self._indexed,
-            self._iterable,
-            self._loader,
+            self._iterated,
             self._selection.in_batches(self._group),
             self._buffer,
             tuple(self._parts),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, Part
@@ -17,8 +18,6 @@ from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.sizing.cuts import PlannedCuts
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
@@ -29,7 +28,8 @@ class Plan:
     """The plan by which the engine runs a chain.
 
     Attributes:
-        indexed, iterable, loader: the source, as one of these three; the others are None.
+        indexed: the source, if its examples are read by number; else None.
+        iterated: the source, a ``HeadSource`` (``engine/head_source.py``); else None.
         selection: the examples of an epoch, and their order.
         buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first
@@ -41,8 +41,7 @@ class Plan:
     """
 
     indexed: IndexedSource | None
-    iterable: IterableSource | None
-    loader: LoaderSource | None
+    iterated: Any
     selection: Selection
     buffer: int
     parts: tuple[Part, ...]
@@ -57,8 +56,7 @@ class Plan:
 
     @property
     def source(self) -> Origin:
-        source = self.indexed or self.iterable or self.loader
-        assert source is not None
+        source: Origin = self.iterated if self.indexed is None else self.indexed
         return source
 
     def order(self, seed: int, epoch: int) -> RankOrder:
@@ -139,7 +137,7 @@ class Plan:
             part = self.parts[at]
             is_renumbered = isinstance(part, Segment) and part.renumbered
             batches, inputs = leg.batches, leg.sequences if is_renumbered else 0
-            if self.iterable is not None:
+            if self.indexed is None:
                 inputs = leg.before.fresh_examples
         return WorkAddress(at, seed, epoch, rank, world, batches, inputs, paces)
 

@@ -1,10 +1,9 @@
-"""Streams that the consumer's own thread drives: a loader, an iterable, a device copy."""
+"""Streams of examples: iterables without access by index, and their passes as heads of an epoch."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -12,25 +11,154 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
-from stoker.engine.items import (
-    HEAD,
-    EpochCounters,
-    HeadStream,
-    Inputs,
-    Item,
-    ItemUses,
-    Stream,
-    WouldBlock,
-    done_item,
-)
+from stoker.engine.head_source import HeadSource, Opening
+from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.errors import StageError
+from stoker.errors import StageError, StateError
 from stoker.schedule.rng import Fractions
 from stoker.schedule.selection import Cut, Selection
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
+from stoker.sources.origin import ChainOfSource
+from stoker.sources.passes import (
+    Passes,
+    Standing,
+    StatefulPass,
+    StateLog,
+    has_state,
+    interrupt,
+    validate_state,
+)
+
+
+class IterableSource(HeadSource):
+    """A stream of examples, in its own order. Saves the stream's own state if it has one."""
+
+    is_counted = True
+
+    def __init__(self, examples: Any) -> None:
+        self._passes = Passes(examples, "from_iterable", "examples")
+        self._given = examples
+        self._has_state = has_state(examples)
+        self._standing = Standing(examples, self._passes.open)
+        self._log: StateLog | None = None  # of the present pass
+        self._first_state: Any = None  # from before any other was loaded
+
+    @property
+    def name(self) -> str:
+        return self._passes.name
+
+    @property
+    def takes_state(self) -> bool:
+        return self._has_state
+
+    def count(self) -> int:
+        raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
+
+    def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
+        """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
+
+        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, the
+        consumer of another process left its pass there, and the next pass begins.
+
+        Raises StateError for an invalid state.
+        """
+        saved = None if saved is None else validate_state(saved, number)
+        self.set_epoch(epoch)
+        if not self._has_state:
+            return self._passes.open()
+        if saved is not None and not number:
+            self._standing.restore(saved)
+            saved = None
+        before = None
+        if saved is not None:
+            if self._first_state is None and hasattr(self._given, "set_epoch"):
+                self._first_state = self._given.state_dict()
+            self._given.load_state_dict(saved["own"])
+        elif self._first_state is not None:
+            # Hugging Face's begins each pass over the same epoch at what was loaded last.
+            self._given.load_state_dict(self._first_state)
+        else:
+            self._standing.put_back()
+            before = self._standing.before()
+        self._log = StateLog(saved, number, before)
+        return StatefulPass(self._given, self._passes.open(), self._log)
+
+    def leave(self, number: int | None) -> None:
+        """Record that the consumer left the pass after this many examples; None: at its end."""
+        log = self._log
+        if log is None:
+            return
+        place = None if number is None else log.place(number)
+        if number is None or (number and place is None):
+            self._standing.end()
+        elif number > log.number or not number:
+            self._standing.leave(place, is_ahead=log.read > (number or 0))
+
+    def state_between(self, *, left: bool) -> Any:
+        return self._standing.place
+
+    def state(self, number: int) -> Any:
+        """Return the state after ``number`` examples of the present pass."""
+        return None if self._log is None else self._log.state(number)
+
+    def forget_before(self, number: int) -> None:
+        """Drop the states after fewer examples of the present pass."""
+        if self._log is not None:
+            self._log.forget_before(number)
+
+    def check_state(self, chain: ChainOfSource) -> None:
+        """Refuse to save in the middle of an epoch if left-out examples could not be restored."""
+        if not self.takes_state:
+            raise StateError(
+                "an epoch over a stream has no state in its middle, because its examples cannot "
+                "be read again: save between epochs, or use a source with an index"
+            )
+        kept = chain.selection.is_kept_by_streams
+        if chain.has_fixed_echo or chain.may_leave_out or not kept:
+            each = [(stage.name, stage.traits) for stage in chain.stages]
+            in_the_way = [
+                name
+                for name, t in each
+                if t.filters
+                or t.skips
+                or t.joins
+                or t.repeats
+                or t.shuffles
+                or (t.shards and not kept)
+            ]
+            raise StateError(
+                f"in the middle of an epoch of {self.name}, what "
+                f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
+                "again: save between epochs, let the stream itself do this, or, of an echo, take "
+                '.echo("auto"), whose pool may begin empty'
+            )
+
+    def check_leg(self, selection: Selection) -> None:
+        """Accept a stream that all ranks read to the same place, at which its state was taken."""
+        if not self.takes_state:
+            super().check_leg(selection)
+
+    def extent(self, *, is_followed: bool) -> str:
+        if self.takes_state:
+            return "a stream with a state of its own: no length"
+        return "a stream: no length, no state in the middle of an epoch"
+
+    def head(self, opening: Opening) -> IterableHead:
+        position, selection = opening.position, opening.selection
+        read = selection.read_of_stream(position.fresh)
+        return IterableHead(
+            self,
+            self.open(opening.epoch, position.loader_state, read),
+            selection,
+            opening.buffer,
+            opening.key,
+            opening.tally,
+            position.fresh,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self._given, "set_epoch"):
+            self._given.set_epoch(epoch)
 
 
 class IterableHead(HeadStream):
@@ -206,192 +334,3 @@ def _handed_selection(selection: Selection) -> Cut:
 def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
     while len(each := list(islice(examples, world))) == world:
         yield each[rank]
-
-
-class Direct(Inputs):
-    """The items of a stream as the inputs of a segment, each once."""
-
-    in_order = True
-    follows = False
-
-    def __init__(self, stream: Stream) -> None:
-        self.upstream: Stream = stream
-        self.total = stream.total
-        self.blocking = stream.blocking
-
-    @property
-    def fresh(self) -> int:
-        return self.upstream.fresh
-
-    def together(self, count: int) -> int:
-        return count
-
-    def take(self, count: int) -> ItemUses:
-        return _only_uses(self.upstream.pull_many(count))
-
-    def recompute_uses(self, start: int, count: int) -> ItemUses:
-        stop = start + count
-        if self.upstream.end is not None:
-            stop = min(stop, self.upstream.end)
-        return _only_uses(map(self.upstream.recompute, range(start, stop)))
-
-
-def _only_uses(found: Iterable[Item]) -> ItemUses:
-    items = list(found)
-    for item in items:
-        item.scheduled, item.settled = 1, True
-    return ItemUses(
-        items,
-        [item.ordinal for item in items],
-        [item.use for item in items],
-        [item.age for item in items],
-    )
-
-
-class LoaderHead(HeadStream):
-    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
-
-    If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or
-    share their memory with its workers.
-
-    Args:
-        source: the loader.
-        keep: makes the copies; None if none are needed.
-        loaded, fresh: batches and rows before a resume: the loader begins after them.
-    """
-
-    blocking = True
-
-    def __init__(
-        self,
-        source: LoaderSource,
-        tally: EpochCounters,
-        keep: Recycler | None,
-        *,
-        loaded: int = 0,
-        fresh: int = 0,
-    ) -> None:
-        super().__init__()
-        self._keep = keep
-        self._iterator: Iterator[Any] | None = None
-        self._name = source.name
-        self._tally = tally
-        tally.open(HEAD, [source.name])
-        self._has_pulled = self._has_begun = loaded
-        self._fresh = fresh
-        self._has_failed: Exception | None = None  # raised while it was asked for its end
-        self._errors: list[BaseException] = []
-        self._source = source
-        self._states: deque[tuple[int, Any]] = deque()  # the loader's, by the number of batches
-        self._iterator = source.open()
-        self._earlier: tuple[int, Any] = (loaded, source.before)  # the state before all of these
-
-    @property
-    def fresh(self) -> int:
-        return self._fresh
-
-    def _take(self, may_block: bool) -> Item | None:
-        """Return the loader's next batch. Its errors pass unchanged, and it may be asked again."""
-        if not may_block:
-            raise WouldBlock(None)
-        if self._has_failed is not None:
-            failed, self._has_failed = self._has_failed, None
-            raise failed
-        if self._iterator is None:
-            return None
-        began = time.perf_counter_ns()
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            return None
-        except Exception as error:
-            self._errors.append(error)
-            raise
-        if self._keep is not None:
-            batch = self._keep.copy(batch)
-        rows = batch_rows(batch)
-        spent = time.perf_counter_ns() - began
-        self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])
-        self._fresh += rows
-        self._has_pulled += 1
-        if self._source.takes_state:
-            self._states.append((self._has_pulled, self._source.state()))
-        return done_item(batch, self._has_pulled - 1, self._fresh, rows)
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        """Return whether a batch was peeked at already. The loader is not asked."""
-        return super().poll(count)[0], self._iterator is None
-
-    def loaded_with(self, item: Item, loaded: int) -> int:
-        return max(loaded, item.ordinal + 1)
-
-    def has_ended(self) -> bool:
-        """True if the loader is exhausted. A batch or error that this reads comes next."""
-        if self._has_failed is not None:
-            return False
-        try:
-            return self.peek() is None
-        except Exception as error:
-            self._has_failed = error
-            return False
-
-    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        self.forget_states(fresh, loaded)
-        return self._states[0][1] if self._states else None, loaded
-
-    def forget_states(self, fresh: int, loaded: int) -> None:
-        while self._states and self._states[0][0] < loaded:
-            self._earlier = self._states.popleft()
-
-    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        if ended:
-            self._source.end()
-        if ended or not self._source.takes_state or (loaded and loaded == self._has_begun):
-            return
-        self.forget_states(fresh, loaded)
-        number, own = self._earlier
-        place = None if own is None or not loaded else {"own": own, "skip": loaded - number}
-        if loaded and place is None:
-            self._source.end()
-        else:
-            self._source.leave(place, is_ahead=self._has_pulled > loaded)
-
-    def has_raised(self, error: BaseException) -> bool:
-        for at, own in enumerate(self._errors):
-            if own is error:
-                del self._errors[at]  # in place: the reading thread may add another
-                return True
-        return False
-
-    def interrupt(self) -> None:
-        interrupt(self._iterator)
-
-    def clear(self) -> None:
-        """Drop the loader's iterator, which ends its workers."""
-        self._iterator = self._next_item = None
-
-
-def interrupt(iterator: Iterator[Any] | None) -> None:
-    """Interrupt another thread that waits in ``next()`` of an iterator, if possible."""
-    tell = getattr(iterator, "interrupt", None)
-    if tell is not None:
-        tell()
-
-
-def batch_rows(batch: Any) -> int:
-    """Return the number of examples in a batch: the length of its first array, or else list."""
-    for leaf in pytree.leaves(batch):
-        is_array = isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf)
-        if is_array or pytree.is_jax_array(leaf):
-            return int(leaf.shape[0]) if leaf.ndim else 1
-    return _list_rows(batch) or 1
-
-
-def _list_rows(value: Any) -> int:
-    parts = pytree.children(value)
-    if parts is None:
-        return 0
-    if isinstance(value, list) and all(pytree.children(child) is None for _, child in parts):
-        return len(value)
-    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

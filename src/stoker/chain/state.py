@@ -16,6 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+import msgspec
 import numpy as np
 
 from stoker.basics import compact_integers
@@ -46,6 +47,9 @@ _UNSIGNED = ("checksum", "loader")
 _POOL = "0"
 """The name of the pool in a state."""
 _DIGEST_DIGITS = 8
+_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, msgspec.ValidationError)
+"""What reading raises for a state that no run could have saved; msgspec's is no ValueError in its
+older versions."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             check_integer(state.get("skip", 0)),
         )
         version = _minor(state["numpy"][:80])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except _IMPOSSIBLE as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if version != _minor(np.__version__):
         warn(

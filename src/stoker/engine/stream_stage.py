@@ -74,7 +74,7 @@ class StreamStage(ChainStage):
     def read_node(self, saved: Any, bounds: Bounds) -> Node:
         """Read the node of its stream from a state, before there are streams.
 
-        Change ``bounds`` to those behind the stage. Raises TypeError, LookupError or ValueError for
-        what no run could have saved, or StateError.
+        Change ``bounds`` to those behind the stage. Raises TypeError, LookupError, ValueError
+        or msgspec.ValidationError for what no run could have saved, or StateError.
         """
         raise NotImplementedError

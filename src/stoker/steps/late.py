@@ -338,7 +338,7 @@ class LateRecord(msgspec.Struct):
             check_integer(record.first, 0, sizes.batches)
             check_integer(record.decided, record.first, sizes.batches)
             sizes.check(record.left, record.first - 1)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, msgspec.ValidationError) as error:
             raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
         return record
 

@@ -105,7 +105,7 @@ class EpochStreams:
     Attributes:
         last: the stream that the consumer takes outputs from.
         last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
-        segments: the streams of the segments; ``own``: those that stages put on top;
+        segments: the streams of the segments; ``own``: those that stages put on top.
         head: the stream of a loader or an iterable; None for an indexed source.
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in

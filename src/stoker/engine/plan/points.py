@@ -1,4 +1,4 @@
-"""The points between segments, where items are kept, dropped, joined, scanned or moved."""
+"""The points between segments: where items are kept or dropped, or a stage has its own stream."""
 
 from __future__ import annotations
 

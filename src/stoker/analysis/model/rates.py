@@ -139,6 +139,13 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
     return [epochs[number] for number in sorted(epochs)]
 
 
+def make_step(before: Row, after: Row) -> Step:
+    """Return the step from a call of ``next()`` to the next one."""
+    return Step(
+        (after.entered_ns - before.entered_ns) / 1e9, (before.left_ns - before.entered_ns) / 1e9
+    )
+
+
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 

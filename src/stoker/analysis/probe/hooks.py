@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, epochs, replay, stacks, workers
+from . import backward_watch, drain_session, replay, stacks, workers
 from .builders import hook_loaders, note_builders
 from .loaders import LoaderState, ProbedProcess
 from .records import (
@@ -89,7 +89,7 @@ def attach(module: ModuleType, folder: str) -> None:
         made = seen.conducted
         _thread.begins = True
         try:
-            iterator = start(loader) if made is None else epochs.begin_epoch(loader, made)
+            iterator = start(loader) if made is None else replay.begin_epoch(loader, made)
         finally:
             _thread.begins = False
         try:
@@ -247,16 +247,16 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     try:
         takeover = process.takeover
         if takes and takeover is not None and not seen.trains and takeover.spare is not None:
-            if epochs.is_over(iterator, seen.length):
+            if replay.is_over(iterator, seen.length):
                 raise StopIteration
             batch, counts = takeover.spare.next(), False
         elif takes:
             if takeover is None:
                 takeover = process.takeover = drain_session.DrainSession(iterator, seen)
-            batch = takeover.next(lambda: epochs.is_over(iterator, seen.length))
+            batch = takeover.next(lambda: replay.is_over(iterator, seen.length))
         elif last:
             batch, counts = last[0], False
-        elif epochs.is_over(iterator, seen.length):
+        elif replay.is_over(iterator, seen.length):
             raise StopIteration
         else:
             assert seen.bank is not None

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import Any, NoReturn
 
-from . import backward_watch, drain_session, epochs, exit_log, replay
+from . import backward_watch, drain_session, exit_log, replay
 from .dataset.state import find_changes, read_state
 from .records import (
     END_PLACE,
@@ -114,7 +114,7 @@ class LoaderState:
 
     def keep_parts(self, loader: Any, iterator: Any) -> None:
         """Keep what replay and drains need of a loader."""
-        iterator.__dict__["_stoker_loader"] = epochs.take_parts(loader)
+        iterator.__dict__["_stoker_loader"] = replay.take_parts(loader)
         self.process.iterators.add(iterator)
 
     def note_epoch(self, iterator: Any, entered: int, kind: int) -> None:

@@ -9,6 +9,9 @@ from dataclasses import replace
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
+    WORTH,
+    choose_workers,
+    predict_gain,
     with_efficiency,
     with_faster_prep,
     with_processes,
@@ -16,7 +19,6 @@ from stoker.analysis.model.changes import (
 )
 from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
@@ -83,12 +85,12 @@ def advise(report: Report) -> list[Action]:
 def _advise_workers(report: Report) -> Iterator[Action]:
     """Advise the best number of workers: more than processors, if preparing mostly waits."""
     job = to_measured(report)
-    best, rate = job.workers, predict(job).rate
-    for count in _list_worker_counts(report):
-        found = predict(with_workers(job, count)).rate
-        if found > rate * WORTH:
-            best, rate = count, found
-    if best == job.workers or _starts_longer(report, rate):
+
+    def rate(count: int) -> float:
+        return predict(job if count == job.workers else with_workers(job, count)).rate
+
+    best = choose_workers(job.workers, _list_worker_counts(report), rate)
+    if best == job.workers or _starts_longer(report, rate(best)):
         return
     counts = {point.workers for point in report.prep}
     why = "P at that number of workers was " + (
@@ -104,12 +106,13 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         why += f". But {tell_moves(report.loader.moves)}, in each worker apart: others give others"
     elif report.loader.changes:
         why += f". Without persistent_workers: {tell_changes(report.loader.changes)}"
+    options = LoaderOptions(num_workers=best)
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
-        f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
+        f".workers({best})" if report.stages else str(options),
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
-        options=None if report.stages else LoaderOptions(num_workers=best),
+        options=None if report.stages else options,
     )
 
 
@@ -159,14 +162,14 @@ def _advise_prefetching(report: Report) -> Iterator[Action]:
     own = next((point.trained for point in report.prep if point.workers == workers), None)
     if more is None or own is None or more.low <= own.high:
         return
-    faster = more.value / own.value
+    faster, options = more.value / own.value, LoaderOptions(prefetch_factor=MORE_PREFETCH)
     yield Action(
         f"have each worker prepare {MORE_PREFETCH} batches ahead",
-        f"DataLoader(..., prefetch_factor={MORE_PREFETCH})",
+        str(options),
         predict_gain(report, job=lambda case: with_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
-        options=LoaderOptions(prefetch_factor=MORE_PREFETCH),
+        options=options,
     )
 
 
@@ -185,13 +188,14 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         (each / rate + first_s + saved_s) / (each / rate + first_s)
         for rate in (seen.rate.value, max(seen.rate.low, 0.01 * seen.rate.value), seen.rate.high)
     ]
+    options = LoaderOptions(persistent_workers=True)
     yield Action(
         "keep the workers from epoch to epoch",
-        "DataLoader(..., persistent_workers=True)",
+        str(options),
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
-        options=LoaderOptions(persistent_workers=True),
+        options=options,
     )
 
 

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import pickle
-import random
 import select
 import signal
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.probe.dataset.example import read_generators, seed_generators
 from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
 from stoker.running.examples.identity import find_generators, identify_examples
 from stoker.running.examples.kept_examples import find_record
@@ -149,11 +149,11 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
     own = _OwnGenerators(loader.dataset)
     read_s = kept_s = 0.0
     for index in _list_indices(loader):
-        before = _read_generators()
+        before = read_generators()
         start = time.perf_counter()
         value = read(index)
         read_s += time.perf_counter() - start
-        if _read_generators() != before:
+        if read_generators() != before:
             return {"not_kept": "its examples are random"}
         own.note_first()
         record = find_record(value)
@@ -171,7 +171,7 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
             break
     if not first:
         return {"not_kept": "it has no examples"}
-    _seed_all()
+    seed_generators(1)
     began = time.monotonic()
     for index, value in reversed(first):
         if not is_same(value, read(index)):
@@ -188,9 +188,9 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
 
 def _collates_alike(loader: Any, a: Any, b: Any) -> bool:
     """True if examples that differ in their strides make the same batch."""
-    before = _read_generators()
+    before = read_generators()
     same = loader._auto_collation and is_same(loader.collate_fn([a, a]), loader.collate_fn([b, b]))
-    return bool(same and _read_generators() == before)
+    return bool(same and read_generators() == before)
 
 
 def _make_reader(loader: Any) -> Callable[[int], Any]:
@@ -218,9 +218,9 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     )
     began, first, own = time.monotonic(), [], _OwnGenerators(loader.dataset, loader.collate_fn)
     for group in groups:
-        before = _read_generators()
+        before = read_generators()
         batch = fetcher.fetch(group)
-        if _read_generators() != before:
+        if read_generators() != before:
             return {"random": True}
         own.note_first()
         first.append((group, batch))
@@ -237,7 +237,7 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     _make_reader(loader)(last[-1] if many else last)
     moved = {*find_changes(state, _read_own_state(loader))}
     # In another order and after other seeds: a generator or a counter of its own shows, too.
-    _seed_all()
+    seed_generators(1)
     began = time.monotonic()
     for group, batch in reversed(first):
         if not is_same(batch, fetcher.fetch(group)):
@@ -278,21 +278,3 @@ class _OwnGenerators:
     def have_moved(self) -> bool:
         """Return whether the states are others than after the first example."""
         return list(map(pickle.dumps, self._found or ())) != self._states
-
-
-def _read_generators() -> list[Any]:
-    states: list[Any] = [random.getstate()]
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        _, words, place, *rest = numpy.random.get_state()
-        states += [words.tobytes(), place, rest]
-    states.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
-    return states
-
-
-def _seed_all() -> None:
-    random.seed(1)
-    sys.modules["torch"].manual_seed(1)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(1)

@@ -35,15 +35,15 @@ def describe_example(dataset: Any) -> dict[str, Any]:
     try:
         count = len(dataset)
         for index in dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS)):
-            before = _read_generators()
+            before = read_generators()
             leaves = _list_leaves(dataset[index])
             sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
             first = leaves if index == 0 else first
-            varies = varies or _read_generators() != before
+            varies = varies or read_generators() != before
             if varies or time.perf_counter() - began > _LONGEST_S / 2:
                 break
         for seed in range(1, _READS):
-            _seed_all(seed)
+            seed_generators(seed)
             varies = varies or not _is_same_example(first, _list_leaves(dataset[0]))
             if varies or time.perf_counter() - began > _LONGEST_S:
                 break
@@ -58,28 +58,28 @@ def describe_example(dataset: Any) -> dict[str, Any]:
     return {"example_bytes": size, "varies": varies, "moves": moves}
 
 
-def _read_generators() -> list[bytes]:
-    """Return the states of the usual random generators."""
-    states = [repr(random.getstate()).encode()]
+def read_generators() -> list[Any]:
+    """Return the states of the generators that Python, NumPy and torch share."""
+    states: list[Any] = [random.getstate()]
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")
     if numpy is not None:
-        states.append(repr(numpy.random.get_state()[1].tobytes()).encode())
-        states.append(repr(numpy.random.get_state()[2]).encode())
+        _, words, place, *rest = numpy.random.get_state()
+        states += [words.tobytes(), place, rest]
     if torch is not None:
         states.append(torch.get_rng_state().numpy().tobytes())
     return states
 
 
-def _seed_all(seed: int) -> None:
-    """Seed the usual random generators."""
+def seed_generators(seed: int) -> None:
+    """Seed the generators that Python, NumPy and torch share."""
     random.seed(seed)
-    for name, function in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        found: Any = sys.modules.get(name)
-        for part in function.split(".") if found is not None else ():
-            found = getattr(found, part)
-        if found is not None:
-            found(seed)
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def _list_leaves(value: Any) -> list[Any]:

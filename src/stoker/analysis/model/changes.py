@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from stoker.analysis.model.calibration import scale_fetch
 from stoker.analysis.model.formulas import interpolate, prep_rate
 from stoker.analysis.model.model import (
     NOTHING,
@@ -15,7 +16,7 @@ from stoker.analysis.model.model import (
     predict,
     storage_rate,
 )
-from stoker.analysis.model.report import Rate, Report, find_efficiency, to_measured
+from stoker.analysis.model.report import Rate, Report, find_efficiency, find_prep, to_measured
 
 Points = tuple[tuple[int, float], ...]
 """Values by number of workers, ascending."""
@@ -80,13 +81,6 @@ def with_faster_prep(case: Measured, faster: float) -> Measured:
     return replace(case, prep=prep, prep_cpu=cpu)
 
 
-def with_efficiency(case: Measured, faster: float) -> Measured:
-    """Return the job with training on data in memory by so much nearer to its limits."""
-    return replace(
-        case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
-    )
-
-
 def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
     """Return the job with a fraction of its examples in a cache, and the others as they are.
 
@@ -142,13 +136,8 @@ def with_less_work(case: Measured, saved: float, later_s: float) -> Measured:
 
 def _with_less_fetching(case: Measured, held: float) -> Measured:
     # Not 0 if everything is kept: it is a divisor.
-    left = max(1.0 - held, 1e-9)
-    return replace(
-        case,
-        storage=case.storage / left if case.storage else None,
-        cache=case.cache / left if case.cache else None,
-        miss_s=case.miss_s * (1.0 - held),
-    )
+    faster = 1.0 / max(1.0 - held, 1e-9)
+    return replace(scale_fetch(case, faster), miss_s=case.miss_s * (1.0 - held))
 
 
 def predict_gain(
@@ -169,8 +158,7 @@ def predict_gain(
 def _list_corners(report: Report) -> list[Measured]:
     """Return the job with each of its rates at either end of its interval."""
     rates, middle = report.rates, to_measured(report)
-    own = next((p.rate for p in report.prep if p.workers == middle.workers), None)
-    ends = [find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
+    ends = [find_ends(rate) for rate in (rates.G, rates.P or find_prep(report), rates.S, rates.C)]
     return [
         replace(
             middle,

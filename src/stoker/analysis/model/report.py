@@ -364,9 +364,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
+def find_point(curve: Sequence[PrepPoint], workers: int) -> PrepPoint | None:
+    """Return the point of a scaling curve for a number of workers; None if there is none."""
+    return next((point for point in curve if point.workers == workers), None)
+
+
 def find_prep(report: Report) -> Rate | None:
     """Return P with the job's own number of workers, fetching over a network included."""
-    return next((p.rate for p in report.prep if p.workers == report.loader.workers), None)
+    own = find_point(report.prep, report.loader.workers)
+    return None if own is None else own.rate
 
 
 def to_measured(report: Report) -> Measured:

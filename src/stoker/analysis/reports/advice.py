@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from stoker.analysis.model.calibration import scale_efficiency
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
     WORTH,
     choose_workers,
     predict_gain,
-    with_efficiency,
     with_faster_prep,
     with_processes,
     with_workers,
@@ -28,8 +28,10 @@ from stoker.analysis.model.model import (
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
+    PrepPoint,
     Rate,
     Report,
+    find_point,
     find_prep,
     to_measured,
     to_measured_apart,
@@ -158,15 +160,15 @@ def _advise_threads(report: Report) -> Iterator[Action]:
 
 def _advise_prefetching(report: Report) -> Iterator[Action]:
     """Advise more batches ahead, if training on them was faster without doubt."""
-    workers, more = report.loader.workers, report.prefetched
-    own = next((point.trained for point in report.prep if point.workers == workers), None)
+    point, more = find_point(report.prep, report.loader.workers), report.prefetched
+    own = None if point is None else point.trained
     if more is None or own is None or more.low <= own.high:
         return
     faster, options = more.value / own.value, LoaderOptions(prefetch_factor=MORE_PREFETCH)
     yield Action(
         f"have each worker prepare {MORE_PREFETCH} batches ahead",
         str(options),
-        predict_gain(report, job=lambda case: with_efficiency(case, faster)),
+        predict_gain(report, job=lambda case: scale_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
         options=options,
@@ -214,10 +216,11 @@ def _list_worker_counts(report: Report) -> list[int]:
         more = [count for count, _ in points if count > job.cores]
         is_busy = report.host is not None and report.host.is_busy
         return upto + [count for count in more if not is_busy or _waits(report, count)]
-    counted = most if any(point.workers == most for point in report.prep) else job.workers
-    if not _waits(report, counted):
+    counted = find_point(report.prep, most) or find_point(report.prep, job.workers)
+    assert counted is not None
+    if not _waits(report, counted.workers):
         return upto
-    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(report, counted)) + 1))
+    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(counted)) + 1))
 
 
 def _waits(report: Report, workers: int) -> bool:
@@ -225,16 +228,16 @@ def _waits(report: Report, workers: int) -> bool:
 
     Where the kernel does not tell, a busy host is taken for the reason of their waiting.
     """
-    point = next(point for point in report.prep if point.workers == workers)
+    point = find_point(report.prep, workers)
+    assert point is not None
     if point.queued_s is None and report.host is not None and report.host.is_busy:
         return False
-    wanted_s = _find_wanted_s(report, workers)
+    wanted_s = _find_wanted_s(point)
     return wanted_s > 0.0 and wanted_s * point.rate.value < _WAITS * max(1, workers)
 
 
-def _find_wanted_s(report: Report, workers: int) -> float:
+def _find_wanted_s(point: PrepPoint) -> float:
     """Return the seconds for an example in which a worker had or wanted a processor."""
-    point = next(point for point in report.prep if point.workers == workers)
     return point.cpu_s + (point.queued_s or 0.0)
 
 

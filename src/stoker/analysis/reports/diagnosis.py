@@ -34,6 +34,7 @@ from stoker.analysis.model.report import (
     Report,
     Split,
     SplitIntervals,
+    find_point,
     to_measured_apart,
 )
 from stoker.analysis.model.trace import (
@@ -154,7 +155,8 @@ class _RankFindings:
         # Of training on data in memory, by the job's own workers.
         own = self.rank.trained.get(self.about["workers"], [])
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
-        self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
+        self.own = find_point(self.curve, self.about["workers"])
+        self.p = None if self.own is None else self.own.rate
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
         self.p_known = None if self.is_networked else self.p
@@ -385,12 +387,11 @@ class _RankFindings:
         It is known by the processor time of both, or by how much slower than G training itself was
         on data in memory, where workers took processors meanwhile.
         """
-        if not self.about["workers"] or self.g is None or self.p is None or self.steady is None:
+        if not self.about["workers"] or not self.g or self.own is None or self.steady is None:
             return 0.0
         model = predict(to_measured_apart(self._shell))
-        own = next(point for point in self.curve if point.workers == self.about["workers"])
         slowed = 1.0 - inverse(self.outside_s) / self.g.value
-        most = _MOST_TAKEN * own.cpu_s * self.steady.rate.value / self._shell.cores
+        most = _MOST_TAKEN * self.own.cpu_s * self.steady.rate.value / self._shell.cores
         return max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
 
     def _to_calibrated(self, compute: float) -> Measured:

@@ -264,7 +264,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "options",
     [
-        "num_workers=2",
         "num_workers=0",
         "num_workers=1, multiprocessing_context='spawn', persistent_workers=True",
     ],

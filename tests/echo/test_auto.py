@@ -429,12 +429,6 @@ def test_a_pool_of_less_than_two_batches_warns_where_it_is_used() -> None:
     assert set(itertools.chain(*batches)) == set(range(20))
 
 
-def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
-    pipeline = stoker.from_arrays(np.zeros((100, 1000))).echo(pool="20KB").batch(8)
-    with leaving_nothing(), pytest.raises(ValueError, match=r"pool of .* holds 2 items .* batch"):
-        list(pipeline)
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_print_says_where_it_echoes(point: str) -> None:
     pipeline = slow(12, point, auto(pool="1MB"))

@@ -39,7 +39,6 @@ from strategies import (
     source_of,
     specs,
     stream,
-    tails_agree,
     through_json,
 )
 
@@ -299,20 +298,6 @@ def test_filters_look_at_fields_or_at_whole_examples() -> None:
 # -- states
 
 
-@few(14)
-@given(
-    specs(max_examples=24, byte_pools=True, **SIFTED),
-    st.sampled_from([0, 2]),
-    st.sampled_from([0, 2]),
-)
-@example(Spec(0, 3, echoes=(("before", Fraction(2), None),), filters=(("first", 2, 0),)), 0, 0)
-@example(Spec(1, 3, echoes=(("before", Fraction(5), 3),), filters=(("middle", 1, 0),)), 0, 0)
-@example(PLACES["around an echo"], 2, 0)
-@example(PLACES["before a device"], 0, 2)
-def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec, saved: int, loaded: int) -> None:
-    tails_agree(spec, lambda s: built(s, saved), lambda s: built(s, loaded))
-
-
 @pytest.mark.parametrize(
     "keep",
     [
@@ -326,23 +311,6 @@ def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) 
         return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to("cpu").echo(2)
 
     assert testing.check_resume(build)
-
-
-def test_saved_alone_the_tail_is_the_same_under_processes() -> None:
-    spec = changed(PLACES["around an echo"], examples=16, to=True)
-    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))
-
-
-@few(4)
-@given(specs(max_examples=30, **SIFTED), st.sets(st.integers(0, 29)), st.sampled_from([0, 2]))
-def test_saved_before_every_batch_with_skips_the_tail_is_the_same(
-    spec: Spec, bad: set[int], workers: int
-) -> None:
-    def build(s: Spec) -> stoker.Pipeline:
-        return built(s, workers, data=Faulty(s.examples, bad))
-
-    # Uses fail one by one: with an echo before, more than there are examples.
-    tails_agree(changed(spec, source="dataset", on_error=1.0), build, build)
 
 
 @few(10)

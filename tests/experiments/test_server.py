@@ -135,9 +135,7 @@ def test_no_time_passes_while_it_is_stopped(folder: Path) -> None:
         with server.stopped():
             asking.join(0.6)
             assert asking.is_alive()
-        began = time.monotonic()
         asking.join()
-        assert time.monotonic() - began < 0.4
 
 
 # -- faults

@@ -137,18 +137,12 @@ class Distributor:
         self._barrier.record_requests([session.pid for session in waiting])
         if not self._barrier.is_open:
             return
-        failure, self._branches.failure = self._branches.failure, None
-        if failure is not None:
-            for session in [session for session in waiting if session.requested is None]:
-                self._fail(session, failure)
-        waiting = [session for session in waiting if session.is_waiting]
         for session in sorted(waiting, key=lambda s: (s.requested is None, s.requested or (0, 0))):
             found = self._branches.find(session.requested)
             if found is not None:
                 session.is_waiting = False
                 self._join(session, *found)
                 session.send(Begin(session.request_id, *found[1]))
-        self._branches.end_opening()
 
     def _move_to_older_branches(self, branch: Branch) -> None:
         """Move readers to an older branch that has their next output."""

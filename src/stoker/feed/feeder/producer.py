@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.feeder.log import EpochEnd, FeedPosition, PipelineFailed, StagedItem
-from stoker.feed.feeder.preparation import Outputs
+from stoker.feed.feeder.preparation import PipelineOutputs
 from stoker.transport.payload import to_payload
 from stoker.transport.shared_memory import Blocks
 
-
-@dataclass(frozen=True)
-class EpochStart:
-    """The position at which an epoch begins, if the feeder did not know it before."""
-
-    position: FeedPosition
-
-
-Event = EpochStart | StagedItem | EpochEnd | PipelineFailed
+Event = StagedItem | EpochEnd | PipelineFailed
 
 
 class Producer:
@@ -34,19 +25,21 @@ class Producer:
     Its thread calls ``report`` with each new output. Nothing comes after ``PipelineFailed``.
     """
 
-    def __init__(self, outputs: Outputs, blocks: Blocks, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, outputs: PipelineOutputs, blocks: Blocks, report: Callable[[Event], None]
+    ) -> None:
         self._outputs = outputs
         self._blocks = blocks
         self._report = report
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._requested_starts: list[FeedPosition | None] = []  # None for any epoch
+        self._requested_starts: list[FeedPosition] = []
         self._allowed = self._produced = 0
         self._closed = False
         self._thread = start_thread("stoker-feed", self._run)
 
-    def begin(self, position: FeedPosition | None) -> None:
-        """Continue at this position. With None, begin any epoch and report its position."""
+    def begin(self, position: FeedPosition) -> None:
+        """Continue at this position."""
         with self._lock:
             self._requested_starts.append(position)
             self._changed.notify()
@@ -63,7 +56,6 @@ class Producer:
         with self._lock:
             self._closed = True
             self._changed.notify()
-        self._outputs.interrupt()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until its thread and all workers have ended; True if they have."""
@@ -88,10 +80,9 @@ class Producer:
         finally:
             self._outputs.close()
 
-    def _produce_epoch(self, position: FeedPosition | None) -> None:
-        epoch, number = self._outputs.begin(position)
-        if position is None:
-            self._report(EpochStart((epoch, number)))
+    def _produce_epoch(self, position: FeedPosition) -> None:
+        self._outputs.begin(position)
+        epoch, number = position
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: self._closed or self._produced < self._allowed)

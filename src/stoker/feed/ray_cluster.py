@@ -1,21 +1,20 @@
-"""Feeds for the jobs of a Ray cluster: one feeder in the cluster, and relays on the other nodes."""
+"""Feeds for the jobs of a Ray cluster: one feeder in the cluster, found from every node."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import time
 
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
-from stoker.feed.lookup.ray_directory import Directory, FeedLocation
-from stoker.feed.lookup.relay import relay_settings
-from stoker.feed.messages import Malformed, Welcome
-from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import Join, RelaySourceEnd
-from stoker.feed.relay.url import FeedUrl
+from stoker.feed.messages import Welcome
+from stoker.feed.ray_directory import Directory, FeedLocation
+from stoker.feed.remote import connect
 from stoker.feed.settings import FeedSettings
 from stoker.transport.address import join_address
+from stoker.transport.link import LinkError
 
 # How often to look for the feed: a feeder takes seconds to start, and each look is a call of Ray.
 # Chosen, not measured.
@@ -28,14 +27,14 @@ _CLAIM_S = 60.0
 _RESTART_S = 5.0
 
 
-def cluster_address(settings: FeedSettings) -> FeedAddress:
+def cluster_address(settings: FeedSettings, max_losses: int) -> FeedAddress:
     """Return the address of the feed that all jobs of a Ray cluster share."""
     finder = ClusterFeedFinder(settings)
     return FeedAddress(
         settings.name,
         finder.connect,
         settings.target,
-        is_restarted=True,
+        max_losses,
         on_welcome=finder.on_welcome,
     )
 
@@ -47,10 +46,9 @@ class ClusterFeedFinder:
         self._settings = settings
         self._is_here = False
         self._has_connected = False
-        self._placeholder: RelaySourceEnd | None = None
 
     def connect(self) -> socket.socket:
-        """Connect to the feeder if it belongs on this node, else to this node's relay.
+        """Connect to the feeder, wherever it is; start it if it belongs on this node.
 
         Raises FeedError; ClusterError if this process has joined no cluster; ImportError if Ray is
         not installed.
@@ -64,12 +62,11 @@ class ClusterFeedFinder:
                 listen = location.address or join_address(directory.host, 0)
                 settings = dataclasses.replace(self._settings, listen=listen)
                 return connect_or_start(settings, location.token)
-            if location.address and self._join_as_placeholder(location):
-                url = FeedUrl(location.address, self._settings.name)
-                settings = relay_settings(
-                    url, self._settings.patience_s, insecure=self._settings.insecure
-                )
-                return connect_or_start(settings, location.token)
+            if location.address:
+                with contextlib.suppress(LinkError):
+                    return connect(
+                        location.address, location.token, insecure=self._settings.insecure
+                    )
             if claim != location.claim:
                 since_s, claim = time.monotonic(), location.claim
             if time.monotonic() - since_s >= self._patience_s(location):
@@ -80,9 +77,6 @@ class ClusterFeedFinder:
     def on_welcome(self, welcome: Welcome) -> None:
         """Publish the address of the feeder for the other jobs, if it is on this node."""
         self._has_connected = True
-        if self._placeholder is not None:
-            self._placeholder.close()
-            self._placeholder = None
         if self._is_here and welcome.address:
             Directory().publish(self._settings.name, welcome.address)
 
@@ -93,16 +87,3 @@ class ClusterFeedFinder:
         return (
             _RESTART_S if self._has_connected else 0.0
         )  # the entry may be old: the feed may have ended long ago
-
-    def _join_as_placeholder(self, location: FeedLocation) -> bool:
-        """Join the feed, so that it does not end before the relay joins; False if it is lost."""
-        try:
-            self._placeholder = end = protocol.connect(
-                location.address, location.token, insecure=self._settings.insecure
-            )
-            end.send(
-                Join(protocol.VERSION, self._settings.name, "a job that starts a relay", None, [])
-            )
-            return isinstance(end.receive()[0], Welcome)
-        except (EOFError, OSError, Malformed):
-            return False

@@ -27,11 +27,10 @@ from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import Distributor
+from stoker.feed.feeder.distributor import Distributor, StartBarrier
 from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.feeder.session import ClientSession
-from stoker.feed.feeder.start_barrier import StartBarrier
 from stoker.feed.messages import (
     Begin,
     EpochRequest,

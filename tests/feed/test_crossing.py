@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import socket
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from descriptors import open_descriptors
 from encodable import Pair, Record, nested, shown
 from odd_records import ODD_RECORDS, record_of
 from stoker.feed import remote
@@ -64,7 +66,9 @@ def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
     with contextlib.closing(feeder), contextlib.closing(job):
         head, contents = encode_views(value)
         remote._send(feeder, item_of(head), contents)
-        made = value_of(*remote._Received().next(job))
+        received = remote._Received()
+        made = value_of(*received.next(job))
+        received.close()
     assert shown(made) == shown(value)
     assert shown(decode(memoryview(b"".join(encode(value))))) == shown(value)
 
@@ -132,6 +136,8 @@ def test_damaged_frames_harm_nobody() -> None:
     frames = [frame_of(message) for message in SAID_BY_FEEDERS]
     frames += 4 * [frame_of(item_of(head), contents)]
     good = bad = 0
+    gc.collect()
+    before = open_descriptors()
     for _ in range(50_000 if FULL else 1_500):
         ours, theirs = socket.socketpair()
         with theirs:
@@ -146,6 +152,10 @@ def test_damaged_frames_harm_nobody() -> None:
                     good += 1
             except (EOFError, OSError, Malformed):
                 bad += 1
+            received.close()
+    del link, ours
+    gc.collect()
+    assert open_descriptors() <= before  # nor is memory kept that a frame only claimed to need
     assert good
     assert bad
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
     "stages/stage.py": ("ChainStage",),
+    "engine/stream_stage.py": ("StreamStage",),
+    "engine/head_source.py": ("HeadSource",),
     "stages/functions/operation.py": ("Operation",),
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (
@@ -143,7 +145,7 @@ def test_the_classes_that_stand_for_protocols_are_found() -> None:
     foreign = {"IterableSource", "LoaderSource"}
     streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IterableHead"}
     assert stages | sources | foreign | streams <= names
-    asked = {member.name for member in members[SOURCES / "engine/heads.py", "DeviceStream"]}
+    asked = {member.name for member in members[SOURCES / "steps/to.py", "DeviceStream"]}
     assert {"ready_since", "poll", "recompute"} <= asked
     asked = {member.name for member in members[SOURCES / "sources/dataset.py", "DatasetSource"]}
     assert {"fingerprint", "fetch", "path"} <= asked

@@ -210,7 +210,7 @@ def _receive_outputs(local: socket.socket, link: Link) -> None:
                 messages.send(local, received.refusal)
         _hang_up(local, link)
         sender.join()
-    received.close()
+    received.close()  # both threads are done with it
 
 
 def _send_requests(local: socket.socket, link: Link, received: _Received) -> None:

@@ -180,6 +180,19 @@ class Link:
         with self._closed_by_errors():
             return self._receive_frame(allocate)
 
+    def end_when_silent(self, timeout_s: float) -> None:
+        """Have the system end the connection once the peer's host was silent for so long.
+
+        A host that lost its power or its network says nothing. For a process that is only busy or
+        stopped the system answers, unless more was sent to it than the system keeps.
+        """
+        probe_s = max(1, int(timeout_s / 4))
+        options = {"TCP_KEEPIDLE": probe_s, "TCP_KEEPINTVL": probe_s, "TCP_KEEPCNT": 3}
+        options["TCP_USER_TIMEOUT"] = int(timeout_s * 1e3)
+        for name, value in options.items():
+            if hasattr(socket, name):  # not on all systems
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
     def close(self) -> None:
         """End the connection, from any thread; a waiting `receive` raises.
 

@@ -52,7 +52,7 @@ class StageStats:
 
 @dataclass(frozen=True)
 class ThreadTrial:
-    """How much faster all threads are than one: the median of the last trials, three at most.
+    """How much faster all threads are than one, by the last trial of both.
 
     The engine makes such trials while threads compute.
     """

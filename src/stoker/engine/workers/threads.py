@@ -31,7 +31,7 @@ from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
 from stoker.engine.workers.tasks import SLOTS, Task
-from stoker.engine.workers.tuning import Autotuner, LoopTime, Tuning
+from stoker.engine.workers.tuning import Autotuner
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ProcessTrial, ThreadTrial
 
@@ -165,20 +165,20 @@ class WorkerPool:
         self._chore_waits = False
         self._works_first = False
         is_alone = stays_inline or first is not None
-        is_tuned = threads and remotes is None and not is_alone and not autotuner.is_settled
-        may_grow = self._may_grow if grows else None
-        self._tuning = Tuning(threads, autotuner, may_grow=may_grow) if is_tuned else None
-        if self._tuning is not None:
-            self.active = self._tuning.active
-        elif is_alone:
-            self.active = 0
+        self._tuning: Autotuner | None = None
+        if remotes is not None:
+            self.active = threads
         else:
-            self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
+            self.active = 0 if is_alone else min(autotuner.active, threads)
+            if threads and not is_alone and not autotuner.is_settled:
+                self._tuning = autotuner
+                autotuner.begin(threads, self._may_grow if grows else None)
+                self.active = autotuner.active
         self.remote = remotes is not None
         self._threads_each = threads_each or (1 if remotes is None else SLOTS)
         self._untimed_ns = 0
-        self._began: tuple[int, ThreadTimer] | None = None
-        self._worked_ns = self._sampled_ns = self._sampled_cpu_ns = 0  # of remote workers
+        self._began_ns = time.perf_counter_ns()
+        self._worked_ns = 0  # of remote workers
         self._waited_ns = self._waiting_since_ns = 0
 
     def work_ahead(self) -> None:
@@ -207,9 +207,6 @@ class WorkerPool:
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning; the consumer calls this."""
-        # Not for others: a timer costs some 20 us, which is much beside a small epoch.
-        if self.remote or self._first is not None:
-            self._began = threading.get_ident(), ThreadTimer()
         if self.active:
             self._start()
         if self.watch is not None:
@@ -387,7 +384,8 @@ class WorkerPool:
     def close(self) -> None:
         """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
-        self._spare_core()
+        elapsed_ns = time.perf_counter_ns() - self._began_ns
+        self._autotuner.spare_core(elapsed_ns, self.waited_ns(), self._worked_ns)
         first, self._first = self._first, None
         if first is not None:
             first.end()
@@ -403,15 +401,6 @@ class WorkerPool:
             remote.close()
         self._chore = self._tuning = None  # both refer to what holds this pool
         self._broken = None  # its traceback holds all that ran
-
-    def _spare_core(self) -> None:
-        """Leave the loop a core in the next epoch, if this one showed that it needs one."""
-        (thread, timer), self._began = self._began or (None, None), None
-        if timer is None or thread != threading.get_ident() or not self._sampled_ns:
-            return
-        loop = LoopTime(*timer.read_ns(), self.waited_ns())
-        share = self._sampled_cpu_ns / self._sampled_ns
-        self._autotuner.spare_core(loop, self._worked_ns * share)
 
     def _come_to_rest(self, remotes: list[Any]) -> bool:
         """Have worker processes stay for another epoch, if they can."""
@@ -499,7 +488,7 @@ class WorkerPool:
         """Compute rows of a task; return whether the task is done."""
         if self.watch is not None:
             self.watch.begin(task, rows, remote)
-        trial = self._tuning.trial if self._tuning is not None else None
+        trial = self._tuning.timed if self._tuning is not None else None
         is_sampled = (
             self._untimed_ns > SAMPLED_NS * self.active and remote is None and self.active > 0
         )
@@ -518,7 +507,7 @@ class WorkerPool:
         if self.watch is not None:
             self.watch.end()
         timed = timer.read_ns() if timer is not None else None
-        _, busy, cpu = timed or (0, 0, 0)
+        busy = 0 if timed is None else timed[1]
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         work_ns = wall
         if remote is not None and runner.is_sent:
@@ -531,10 +520,7 @@ class WorkerPool:
         with self.lock:
             runner.cost.note(count, work_ns, spent[-1])
             if remote is not None:
-                _, sampled_ns, _, sampled_cpu_ns = spent[TIMED]
                 self._worked_ns += work_ns
-                self._sampled_ns += sampled_ns
-                self._sampled_cpu_ns += sampled_cpu_ns
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
             if is_sampled and timed is not None:
                 spent[TIMED] = count, *timed
@@ -542,15 +528,15 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            self.note(runner.cost, count, wall, busy, trial, cpu, self.waited_ns())
+            self.note(runner.cost, count, wall, busy, trial, self.waited_ns())
         return last
 
     def note(self, cost: CostEstimate, rows: int, wall: int, *timed: Any) -> None:
-        """Tell the tuning of rows, as ``Tuning.note``; call with the lock held."""
-        tuning = None if self.closed else self._tuning  # the next epoch has one of its own
+        """Tell the tuning of rows, as ``Autotuner.note``; call with the lock held."""
+        tuning = None if self.closed else self._tuning  # it is the next epoch's
         if tuning and tuning.note(cost, rows, wall, *timed):
             self.active = tuning.active
-            self._tuning = None if tuning.is_over else tuning
+            self._tuning = None if tuning.is_settled else tuning
             self._start()
             self._call_all()
 

@@ -77,6 +77,11 @@ def makers(pipeline: stoker.Pipeline[Any]) -> set[int]:
     return pids
 
 
+def decided_once(attempt: Callable[[], bool]) -> bool:
+    """Whether one of three attempts decides so: other programs may slow the row that is timed."""
+    return any(attempt() for _ in range(3))
+
+
 def test_costly_code_never_runs_in_the_training_process() -> None:
     data = Scratch(0.001)
     p = stoker.from_dataset(data).batch(4)
@@ -112,9 +117,12 @@ def test_seeds_before_each_call_make_no_code_costly() -> None:
         def __getitem__(self, index: int) -> Any:
             return index, index % 10
 
-    p = stoker.from_dataset(Pairs()).batch(128)
-    assert np.concatenate([numbers for numbers, _ in p]).tolist() == list(range(4096))
-    assert p.stats().workers == 0
+    def stays_inline() -> bool:
+        p = stoker.from_dataset(Pairs()).batch(128)
+        assert np.concatenate([numbers for numbers, _ in p]).tolist() == list(range(4096))
+        return p.stats().workers == 0
+
+    assert decided_once(stays_inline)
 
 
 def test_each_epoch_sees_what_the_program_holds_then() -> None:
@@ -205,12 +213,15 @@ CHAINS: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
 
 @pytest.mark.parametrize("name", one_in(2, CHAINS))
 def test_the_stream_is_that_of_the_training_process_alone(name: str) -> None:
-    inline, p = CHAINS[name]().workers(0), CHAINS[name]()
-    for _ in range(2):
-        found, expected = list(p), list(inline)
-        assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
-        assert len(found) >= 5
-    assert p.stats().workers > 0
+    def has_workers() -> bool:
+        inline, p = CHAINS[name]().workers(0), CHAINS[name]()
+        for _ in range(2):
+            found, expected = list(p), list(inline)
+            assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+            assert len(found) >= 5
+        return p.stats().workers > 0
+
+    assert decided_once(has_workers)
 
 
 @pytest.mark.full
@@ -232,12 +243,14 @@ def test_it_resumes_whatever_made_it() -> None:
 def test_within_a_worker_process_it_stays_inline_and_says_so_where_it_is_costly() -> None:
     def inner(value: Any) -> Any:
         for seconds, says in ((0.0, 0), (0.001, 1)):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                assert makers(stoker.from_dataset(Scratch(seconds)).batch(4)) == {os.getpid()}
-            told = [each for each in caught if "worker process" in str(each.message)]
-            assert len(told) == says, [str(each.message) for each in caught]
+            assert decided_once(lambda seconds=seconds, says=says: told(seconds) == says)
         return value
+
+    def told(seconds: float) -> int:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert makers(stoker.from_dataset(Scratch(seconds)).batch(4)) == {os.getpid()}
+        return sum("worker process" in str(each.message) for each in caught)
 
     p = stoker.from_arrays(np.arange(2)).map(inner).batch(1).workers(1, kind="process")
     assert np.concatenate(list(p)).tolist() == [0, 1]

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+from stoker.basics import pytree
 
 # Bits of the words that states are set to, and of the seeds that NumPy's older generator takes.
 _WORD, _OLD_SEED = (1 << 64) - 1, (1 << 32) - 1
@@ -103,7 +103,7 @@ class _NumpyGenerator(SeededGenerator):
         self.generator.bit_generator.state = state
 
     def has_moved(self, state: Any) -> bool:
-        return not _is_same(self.generator.bit_generator.state, state)
+        return not pytree.equal(self.generator.bit_generator.state, state)
 
 
 class _OldNumpyGenerator(SeededGenerator):
@@ -130,7 +130,7 @@ class _OldNumpyGenerator(SeededGenerator):
         full, mark = state
         if mark is not None:
             return bool(self._mark(full) != mark)
-        return not _is_same(self.generator.get_state(legacy=False), full)
+        return not pytree.equal(self.generator.get_state(legacy=False), full)
 
     def _mark(self, full: dict[str, Any]) -> bytes | None:
         """Return the memory of the bits; None if a normal number is left, which may go alone.
@@ -249,13 +249,6 @@ def _seed_bits(bits: Any, seed: int) -> None:
 
 def _numpy_state(kind: type, words: dict[str, Any]) -> dict[str, Any]:
     return {"bit_generator": kind.__name__, "state": words, "has_uint32": 0, "uinteger": 0}
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Compare states of NumPy's: dicts of numbers and arrays."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def _memory_of(generator: random.Random, nbytes: int) -> bytes:

@@ -7,11 +7,12 @@ No module is imported for it: whoever has not imported one holds no generator of
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stoker.basics import pytree
@@ -227,6 +228,32 @@ class GeneratorStates:
         """Put all of them back."""
         for each, state in self._states:
             each.restore(state)
+
+
+@contextlib.contextmanager
+def put_back(generators: Sequence[SeededGenerator]) -> Iterator[None]:
+    """Put generators back afterwards, as if nothing had been drawn."""
+    states = GeneratorStates(generators)
+    try:
+        yield
+    finally:
+        states.restore()
+
+
+def device_generator(batch: Any, seed: int) -> Any:
+    """Return a new ``torch.Generator`` on a batch's device; for arrays of JAX, a key of JAX.
+
+    ``seed`` has 63 well-mixed bits. None for a batch without tensors and arrays of JAX.
+    """
+    for leaf in pytree.leaves(batch):
+        if pytree.is_tensor(leaf):
+            generator = sys.modules["torch"].Generator(leaf.device)
+            generator.manual_seed(seed)
+            return generator
+        if pytree.is_jax_array(leaf):
+            # JAX takes seeds of 32 bits, unless 64-bit numbers are switched on.
+            return sys.modules["jax"].random.key(seed >> 31)
+    return None
 
 
 def _of_numpy(name: str) -> Any:

@@ -20,6 +20,7 @@ from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
+from stoker.errors import CombinationError
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
 from stoker.stages.cache import CacheStage
@@ -547,7 +548,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         if isinstance(limit, str) and limit == "auto":
             if cluster is not None:
-                raise ValueError(
+                raise CombinationError(
                     '.cache("auto") chooses its place by what this process measures, and nodes '
                     "could choose different ones: put .cache(limit, cluster=...) at a place"
                 )

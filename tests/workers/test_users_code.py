@@ -421,6 +421,21 @@ def test_what_only_draws_is_not() -> None:
 
 
 @cheap
+def test_nor_is_it_behind_an_epoch_that_was_left() -> None:
+    """The comparison is then the first that a new process is asked for."""
+
+    def draws(value: Any) -> Any:
+        until = time.process_time() + 0.001
+        while time.process_time() < until:
+            pass
+        return value + random.random()
+
+    p = stoker.from_arrays(np.arange(256), seed=0).map(draws).batch(16)
+    next(iter(p))
+    assert len(list(p)) == 16  # a warning would be an error
+
+
+@cheap
 @pytest.mark.parametrize("seconds", [0.0, 0.001])
 def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
     def held(value: Any) -> Any:

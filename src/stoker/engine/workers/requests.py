@@ -96,6 +96,7 @@ class WorkExecutor:
         Only if they are surely other ones: not if they fail, or hold objects of users' classes.
         """
         back = slice(None, None, -1)
+        work.seed_calls()
         try:
             there, again = (
                 self._examples(work, pytree.deep_copy(each), work.segment.counters(), 0)

@@ -118,6 +118,7 @@ def specs(
     byte_pools: bool = False,
     max_filters: int = 0,
     min_filters: int = 0,
+    ranks: bool = False,
 ) -> Spec:
     batch = draw(st.integers(1, 8))
     # Empty, one example, fewer than a batch, a batch exactly, and more.
@@ -149,6 +150,11 @@ def specs(
         for place in sorted(draw(places), key=SIEVES.index):
             modulus = draw(st.sampled_from([1, 2, 2, 3, 3, 5, 7, 100]))
             filters.append((place, modulus, draw(st.integers(0, modulus - 1))))
+    shard = None
+    if ranks and draw(st.booleans()):
+        world = draw(st.sampled_from([2, 3, 8]))
+        uneven = bool(filters) or draw(st.booleans())  # equal parts are not filtered
+        shard = (draw(st.integers(0, world - 1)), world, uneven, draw(st.booleans()))
     return Spec(
         examples=examples,
         batch=batch,
@@ -160,6 +166,7 @@ def specs(
         echoes=tuple(echoes),
         batch_map=draw(st.booleans()),
         filters=tuple(filters),
+        shard=shard,
     )
 
 

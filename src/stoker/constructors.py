@@ -20,8 +20,6 @@ from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import DatasetSource, of_dataset
 from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
@@ -31,6 +29,8 @@ from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
 from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.steps.iterable import IterableSource
+from stoker.steps.loader import LoaderSource
 
 if TYPE_CHECKING:
     from stoker.sources.remote.files import File

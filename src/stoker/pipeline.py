@@ -21,8 +21,8 @@ from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
-from stoker.stages.batching.pack import Pack, Packed
-from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
+from stoker.stages.batching.joining import Packed
+from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
@@ -32,12 +32,14 @@ from stoker.stages.ordering.order import OwnOrder
 from stoker.stages.ordering.select import Select, parts_of
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import shuffle_of
-from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
+from stoker.steps.late import batch_with_late
+from stoker.steps.pack import Pack
+from stoker.steps.scan import Scan
+from stoker.steps.to import To
 
 U = TypeVar("U")
 Int = int | None
@@ -458,7 +460,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, multiple_of, max_rows, padded)
-        return self._then(batch_stage(n, drop_last, collate, sizing, late))
+        return self._then(batch_with_late(n, drop_last, collate, sizing, late))
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
@@ -595,7 +597,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
-            raise ValueError("a loader has workers of its own: set them there (num_workers=)")
+            raise CombinationError("a loader has workers of its own: set them there (num_workers=)")
         workers = Workers.of(
             n,
             kind,

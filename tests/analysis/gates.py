@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from analysis.analyses import environment
-from stoker.analysis.gate.figures import RunFigures
+from stoker.analysis.gate.metrics import RunFigures
 
 
 def gate_command(*arguments: str | Path) -> list[str]:

@@ -109,22 +109,6 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert "no file" in found.report["reasons"]["S"]
 
 
-@pytest.mark.full  # test_stacks.py has workers of every kind
-@measured
-def test_workers_that_import_the_script_are_seen(tmp_path: Path) -> None:
-    write_files(tmp_path, 200)
-    write_script(
-        tmp_path,
-        MAIN + 'torch.multiprocessing.set_forkserver_preload(["torch"])\n    '
-        "train(DataLoader(Files(0.001), 8, num_workers=1, persistent_workers=True,"
-        ' multiprocessing_context="forkserver"), step_s=0.002)',
-    )
-    found = analyze(tmp_path, "train.py", minutes=0.4)
-    assert found.report is not None, found.errors
-    assert found.rates["P"] is not None, found.report["reasons"]
-    assert found.rates["S"] is not None, found.report["reasons"]
-
-
 SHAPES = {
     "no automatic batches": """
         if __name__ == "__main__":
@@ -169,18 +153,6 @@ def test_loaders_of_every_shape_are_analyzed(tmp_path: Path, shape: str) -> None
     assert found.report["starts"] == 1
 
 
-@pytest.mark.full  # in short: test_drains.py and test_decisions.py
-@measured
-def test_without_workers_the_job_does_one_after_the_other(tmp_path: Path) -> None:
-    write_script(tmp_path, "train(DataLoader(Sleepy(0.001), 8), step_s=0.008)")
-    found = analyze(tmp_path, "train.py")
-    assert found.report is not None, found.errors
-    assert found.report["loader"]["workers"] == 0
-    assert 0.35 < found.report["split"]["compute"] < 0.65
-    (workers,) = (a for a in found.report["actions"] if "num_workers=" in a["code"])
-    assert workers["gain"]["value"] > 1.2  # 2 where nothing else runs
-
-
 # That it is found is shown in test_scripts.py, too.
 @pytest.mark.parametrize("wanted", shortened(["test", None], 0))
 @measured
@@ -219,30 +191,6 @@ def test_the_training_loader_is_found_or_chosen(tmp_path: Path, wanted: str | No
     }
 
 
-@pytest.mark.full  # in short, a GAN of test_scripts.py has two loaders that train
-@measured
-def test_two_loaders_in_lock_step(tmp_path: Path) -> None:
-    write_script(
-        tmp_path,
-        """
-        def main():
-            weight = torch.zeros(1, requires_grad=True)
-            while True:
-                slow = DataLoader(Sleepy(0.002, 800), 8, num_workers=1)
-                quick = DataLoader(Sleepy(0.0, 800), 8, num_workers=1)
-                for a, b in zip(slow, quick):
-                    (weight * (a + b).sum()).backward()
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    found = analyze(tmp_path, "train.py")
-    assert found.report is not None, found.errors
-    assert found.rates["G"] is not None, found.report["reasons"]
-    assert len(found.report["loaders"]) >= 2
-
-
 @pytest.mark.full
 @measured
 def test_a_script_that_ends_early_is_started_again_with_the_same_input(tmp_path: Path) -> None:
@@ -274,16 +222,7 @@ FAILURES = {
         """,
         "disk on fire",
     ),
-    "crash before": ("raise RuntimeError('no such config')", "no such config"),
     "no loader": ("print('nothing to see')", "ended by itself"),
-    "training without a loader": (
-        """
-        weight, until = torch.zeros(4, requires_grad=True), time.monotonic() + 1.2
-        while time.monotonic() < until:
-            weight.sum().backward()
-        """,
-        "s without iterating a DataLoader",
-    ),
     "standard input": ("input('continue? ')", "standard input is empty"),
 }
 

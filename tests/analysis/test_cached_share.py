@@ -11,7 +11,6 @@ from analysis.analyses import analyze, measured, write_files, write_script
 from stoker.analysis import cold_reads
 
 SAMPLERS = {
-    "distributed": "sampler=DistributedSampler(data, 2, 0, shuffle=False)",
     "distributed, shuffled": "sampler=DistributedSampler(data, 2, 1)",
     "no workers": "num_workers=0",
 }

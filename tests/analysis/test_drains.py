@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import data
 
-from stoker.analysis.probe import drain_session, epochs, pickled_examples, replay
+from stoker.analysis.probe import drain_session, pickled_examples, replay
 from strategies import one_in
 
 LENGTH, BATCH = 64, 8
@@ -59,7 +59,7 @@ SHAPES = {
 def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_path: Path) -> None:
     loader = SHAPES[shape](num_workers=workers)
     drains = drain_session.LoaderDrains(
-        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
+        replay.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
     )
     described = drains.describe(None)
     assert described["iterable"] == (shape == "iterable")
@@ -135,7 +135,7 @@ def test_own_batches_and_prepared_ones_come_by_turns(again: bool) -> None:
     rest = iter(data.BatchSampler(data.SequentialSampler(Numbers()), BATCH, False))
     next(rest)
     process = SimpleNamespace(torch=torch, pid=7)
-    drains = drain_session.LoaderDrains(epochs.take_parts(loader), process, rest)
+    drains = drain_session.LoaderDrains(replay.take_parts(loader), process, rest)
     bank = replay.Bank([torch.full((BATCH, 4), -1.0)])
     command = {"shares": [["own", 0, 3], ["replayed", 0, 2]], "again": again}
     batches = drains.alternate(bank, command)

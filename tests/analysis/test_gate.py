@@ -19,22 +19,35 @@ from stoker.analysis.gate.runs import run_once
 from stoker.analysis.scripts.script_run import make_folder
 from stoker.cli import app
 
-WAITING = """
-if __name__ == "__main__":
-    train(DataLoader(Sleepy(0.005, 48), 2), epochs=1)
-"""
 QUICK = """
 if __name__ == "__main__":
     train(DataLoader(Sleepy(0.0, 96), 4), epochs=1)
 """
-# A run keeps up, the next one waits for data: nobody can say more.
-BY_TURNS = """
-if __name__ == "__main__":
-    with open("runs", "a+") as file:
-        file.write(".")
-        waits = file.tell() % 2
-    train(DataLoader(Sleepy(0.02 * waits, 48), 2), step_s=0.02 * (1 - waits), epochs=1)
+# Pipelines, as scripts that import torch take seconds to start.
+WITHOUT_TORCH = """
+import time
+
+import stoker
+
+def slow(prep_s):
+    for number in range(48):
+        time.sleep(prep_s)
+        yield number
+
+def train(prep_s, step_s=0.0):
+    for _ in stoker.from_iterable(lambda: slow(prep_s), seed=0).batch(2).workers(0):
+        time.sleep(step_s)
 """
+# A run keeps up, the next one waits for data: nobody can say more.
+BY_TURNS = (
+    WITHOUT_TORCH
+    + """
+with open("runs", "a+") as file:
+    file.write(".")
+    waits = file.tell() % 2
+train(0.02 * waits, 0.02 * (1 - waits))
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +85,7 @@ def test_fewer_than_five_runs_are_refused() -> None:
 
 @pytest.mark.full
 def test_a_job_that_waits_is_worse_and_the_file_says_so(tmp_path: Path) -> None:
-    write_script(tmp_path, WAITING)
+    (tmp_path / "train.py").write_text(WITHOUT_TORCH + "train(0.005)")
     conditions = ["--fail-if", "stall>2%", "--fail-if", "rate<0.001"]
     found = gate(tmp_path, *conditions, "--json", "g.json", "--", "train.py")
     assert found.returncode == 3, found.stderr
@@ -90,8 +103,8 @@ def test_a_job_that_waits_is_worse_and_the_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_versions_run_by_turns_and_the_slower_one_is_worse(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    write_script(tmp_path / "base", WAITING.replace("0.005", "0.001"))
-    write_script(tmp_path, WAITING.replace("0.005", "0.02"))
+    (tmp_path / "base" / "train.py").write_text(WITHOUT_TORCH + "train(0.001)")
+    (tmp_path / "train.py").write_text(WITHOUT_TORCH + "train(0.02)")
     found = gate(tmp_path, "--base", "base", "--fail-if", "rate<0.8*base", "--", "train.py")
     assert found.returncode == 3, found.stderr
     started = [line.split(":")[0] for line in found.stderr.splitlines() if "starting" in line]
@@ -107,7 +120,7 @@ def test_versions_run_by_turns_and_the_slower_one_is_worse(tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_runs_that_differ_too_much_are_undecided(tmp_path: Path) -> None:
-    write_script(tmp_path, BY_TURNS)
+    (tmp_path / "train.py").write_text(BY_TURNS)
     found = gate(tmp_path, "--fail-if", "stall>50%", "--", "train.py")
     assert found.returncode == 4, found.stderr
     assert found.stdout.startswith("undecided: stall>50%: ")

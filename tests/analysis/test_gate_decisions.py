@@ -13,19 +13,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analysis.gates import figures
-from stoker.analysis.gate.conditions import METRICS, Condition, parse_condition
-from stoker.analysis.gate.intervals import count_runs, estimate_interval, find_t
 from stoker.analysis.gate.judging import (
     FINE,
     UNDECIDED,
     WORSE,
+    GateRecord,
     RunRound,
     combine,
     judge,
     looks_worse,
+    write_text,
 )
-from stoker.analysis.gate.record import GateRecord
-from stoker.analysis.gate.summaries import write_text
+from stoker.analysis.gate.metrics import METRICS, Condition, parse_condition
+from stoker.analysis.model.intervals import count_values, estimate_interval, find_t
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_undecided_runs_say_how_many_would_decide() -> None:
     assert found.runs_needed is not None
     longer = [figures(rate=rate) for rate in rates * (found.runs_needed // 5 + 1)]
     assert judge(condition, [RunRound(longer, [])]).verdict == FINE
-    assert count_runs([-1.0, 1.0, 0.0, 1.0, -1.0], 0.0) is None
+    assert count_values([-1.0, 1.0, 0.0, 1.0, -1.0], 0.0) is None
 
 
 @given(st.floats(-10, 10), st.floats(0.01, 10))

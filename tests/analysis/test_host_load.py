@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from analysis.analyses import analyze, measured, write_script
 from analysis.reports import about, job
 from stoker.analysis.host_load import join_loads, watch_host
 from stoker.analysis.model.report import HostLoad, PrepPoint, Report
@@ -21,20 +17,6 @@ from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import find_doubts
 
 CORES = len(os.sched_getaffinity(0))
-LOOP = "print(flush=True)\nwhile True: pass"
-
-
-@contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Run so many processes that are no children of this one's analyses, and never wait."""
-    with contextlib.ExitStack() as started:
-        for _ in range(count):
-            loop = subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE)
-            started.enter_context(loop)
-            started.callback(loop.kill)
-            assert loop.stdout is not None
-            loop.stdout.readline()
-        yield
 
 
 def load(others: float, idle: float, steal: float = 0.0, cores: int = 2) -> HostLoad:
@@ -112,33 +94,3 @@ def test_workers_that_wait_for_a_processor_are_not_to_be_more_than_processors() 
     assert find_workers(prepared(None)) > 2
     assert find_workers(prepared(None, load(0.1, 1.5))) > 2
     assert find_workers(prepared(None, load(1.6, 0.0))) == 2
-
-
-@pytest.mark.full
-@measured
-def test_a_script_beside_busy_loops_is_not_said_to_wait(tmp_path: Path) -> None:
-    write_script(
-        tmp_path,
-        """
-        class Computes(Sleepy):
-            def __getitem__(self, index):
-                until = time.process_time() + 0.004
-                while time.process_time() < until:
-                    pass
-                return torch.full((4,), float(index))
-
-        if __name__ == "__main__":
-            train(DataLoader(Computes(), 8, num_workers=1), 0.004)
-        """,
-    )
-    with busy_loops(3 * CORES):
-        found = analyze(tmp_path, "train.py", minutes=0.6)
-    assert found.report is not None, found.errors
-    host = found.report["host"]
-    # Three of four shares, by a fair scheduler; less beside the many threads that start a script.
-    assert host["others_cores"] > 0.25 * CORES
-    assert any("the host was busy: other processes used" in d for d in found.report["doubts"])
-    own = next(point for point in found.report["prep"] if point["workers"] == 1)
-    assert own["queued_s"] > 0  # how much is up to the scheduler: a tenth of the work, or more
-    assert all("mostly waits" not in action["why"] for action in found.report["actions"])
-    assert "he host was busy" in found.out

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from stoker.analysis.loader_code import find_prepared
-from stoker.analysis.probe import drain_session, epochs
+from stoker.analysis.probe import drain_session, replay
 from stoker.analysis.probe.dataset.example import describe_example
 from stoker.transport.codec.encoder import encode
 
@@ -208,7 +208,7 @@ def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
         loader: Any = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
         drains = drain_session.LoaderDrains(
-            epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+            replay.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
         )
         expected = {"example_bytes": 16, "varies": False, "moves": []} if workers else {}
         assert drains.look_at_example() == expected
@@ -233,7 +233,7 @@ class SlowToStart(Dataset):
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     loader: Any = torch.utils.data.DataLoader(SlowToStart(), 4)
     drains = drain_session.LoaderDrains(
-        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
+        replay.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
     )
     drains._indices = [[0], [1]]
     command = {

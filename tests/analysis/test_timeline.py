@@ -108,7 +108,7 @@ if __name__ == "__main__":
 def test_the_course_of_an_analysis_has_steps_workers_and_fetching(tmp_path: Path) -> None:
     write_files(tmp_path, 400)
     script = write_script(tmp_path, SCRIPT)
-    done = analyze(tmp_path, "--trace", tmp_path / "course.json", script, minutes=2.0)
+    done = analyze(tmp_path, "--trace", tmp_path / "course.json", script, minutes=0.5)
     assert done.code == 0, done.errors
     lanes = read_lanes(tmp_path / "course.json")
     assert {("rank 0", "step"), ("rank 0", "worker  0"), ("rank 0", "worker  1")} <= set(lanes)

@@ -160,20 +160,23 @@ def in_memory(folder: Path) -> Iterator[dict[str, str]]:
 def test_it_goes_on_where_it_was_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Bit for bit, and it learns."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "indexes"))
-    script = recipe(name, tmp_path / "stopped")
+    scripts = [recipe(name, tmp_path / how) for how in ("whole", "stopped")]
     with contextlib.ExitStack() as stack:
         if name == "parquet":
-            urls = stack.enter_context(in_memory(script.parent))
-            script = smaller(script, script.parent, urls)
+            urls = stack.enter_context(in_memory(tmp_path / "whole"))
+            scripts = [smaller(script, script.parent, urls) for script in scripts]
+        run_here(scripts[0])
         with pytest.raises(Stopped):
-            run_here(script, stop_after=STOP_AFTER)
+            run_here(scripts[1], stop_after=STOP_AFTER)
         capsys.readouterr()
-        steps, names = run_here(script)
+        steps, names = run_here(scripts[1])
         saved = STOP_AFTER // SAVE_EVERY * SAVE_EVERY
         assert names["train"].clock.steps == saved + steps
         loss, measure = quality(capsys.readouterr().out)
         assert loss < 1.0 if name == "tokens" else measure >= 0.75
+    assert_equal(tmp_path / "stopped", tmp_path / "whole")
 
 
 # -- as users run it, killed
@@ -212,7 +215,7 @@ def store(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.full
-@every_recipe
+@pytest.mark.parametrize("name", ["tokens", "parquet"])
 def test_a_kill_changes_nothing(name: str, tmp_path: Path, store: dict[str, str]) -> None:
     urls = {f"{part.upper()}": f"s3://data/clicks/{part}/" for part in ("train", "valid")}
     environment = {"XDG_CACHE_HOME": str(tmp_path / "indexes"), **store}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import Position, forget, resume, resume_points
+from stoker.engine.checkpoint import Node, Position, forget, resume, resume_points
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
@@ -27,6 +27,8 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Node):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, list):
         return [plain(each) for each in value]
     return frozen(value)

@@ -12,25 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.basics.buffers import Recycler
+from stoker.basics.pytree import batch_rows
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.heads import (
-    DeviceStream,
-    Direct,
-    IterableHead,
-    LoaderHead,
-    batch_rows,
-    interrupt,
-)
-from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.items import Direct, EpochCounters, Item, Planning, WouldBlock
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError
 from stoker.schedule import rng
 from stoker.schedule.selection import Selection
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
-from stoker.stages.to import Mover
+from stoker.sources.passes import interrupt
+from stoker.steps.iterable import IterableHead, IterableSource
+from stoker.steps.loader import LoaderHead, LoaderSource
+from stoker.steps.to import DeviceStream, Mover
 from strategies import few
 
 

@@ -15,7 +15,7 @@ import stoker
 from stoker.chain.chain import Chain
 from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint
+from stoker.engine.plan.points import EchoPoint, FilterPoint, OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.pipeline import Pipeline
 from stoker.schedule.selection import Selection
@@ -23,7 +23,7 @@ from stoker.stages.batching.batch import Batch
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE
-from stoker.stages.to import To
+from stoker.steps.to import To
 from strategies import few
 
 
@@ -93,7 +93,7 @@ def built(source: str, steps: list[str]) -> Chain:
 
 def letters(plan: Plan) -> str:
     """Return the kinds of the parts: segments, filter points, echo points, device points."""
-    kinds = {Segment: "s", FilterPoint: "f", EchoPoint: "e", DevicePoint: "d"}
+    kinds = {Segment: "s", FilterPoint: "f", EchoPoint: "e", OwnPoint: "d"}
     return "".join(kinds[type(part)] for part in plan.parts)
 
 
@@ -172,7 +172,7 @@ def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> Non
         behind = [part for part in parts[segment.at + 1 :] if not isinstance(part, FilterPoint)]
         follower = behind[0] if behind else None
         assert segment.into_pool == isinstance(follower, EchoPoint)
-        if isinstance(follower, DevicePoint):  # a pool on the device follows the host's work
+        if isinstance(follower, OwnPoint):  # a pool on the device follows the host's work
             follower = behind[1] if len(behind) > 1 else None
         followed = isinstance(follower, EchoPoint) and follower.echo.is_adaptive
         assert segment.is_followed == followed
@@ -205,7 +205,7 @@ def test_segments_know_what_comes_in(chain: Chain) -> None:
             assert part.batches_in == batches
             assert part.on_device == on_device
             batches = batches or part.batch is not None
-        on_device = on_device or isinstance(part, DevicePoint)
+        on_device = on_device or isinstance(part, OwnPoint)
     first = next(iter(chain.plan.segments), None)
     assert all(segment.source is None for segment in chain.plan.segments[1:])
     if first is not None:

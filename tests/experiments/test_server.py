@@ -5,15 +5,13 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from experiments.server import Fault, Server, serving
+from experiments.server import Server, serving
 from scripts import Watch, script
 
 
@@ -89,93 +87,7 @@ def test_names_are_quoted_and_folders_are_no_files(server: Server, folder: Path)
         assert get(server, path) == (404, b"")
 
 
-# -- limits
-
-
-def get_many(server: Server, path: str, threads: int, each: int) -> None:
-    barrier = threading.Barrier(threads)
-
-    def run() -> None:
-        with Client(server) as client:
-            barrier.wait(30)
-            for _ in range(each):
-                assert client.get(path)[0] == 200
-
-    running = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-
-
-def test_latency_is_waited_for_by_each_request_and_by_many_at_once(folder: Path) -> None:
-    with serving(folder, latency_s=0.3) as server:
-        began = time.monotonic()
-        get_many(server, "/cat/b.jpg", threads=8, each=2)
-        assert time.monotonic() - began >= 0.59  # timers are right on average
-        stats = server.stats()
-        assert stats.requests == 16
-        assert 2 <= stats.peak <= 8
-
-
-def test_bandwidth_is_shared(folder: Path) -> None:
-    (folder / "large").write_bytes(bytes(500_000))
-    with serving(folder, bandwidth_bytes_per_s=5e6) as server:
-        began = time.monotonic()
-        get_many(server, "/large", threads=4, each=1)
-        assert time.monotonic() - began >= 0.35  # 0.4 less what was saved up
-        assert server.stats().sent_bytes == 2_000_000
-
-
-def test_no_time_passes_while_it_is_stopped(folder: Path) -> None:
-    with serving(folder, latency_s=0.2) as server, Client(server) as client:
-        client.get("/cat/b.jpg")
-        asking = threading.Thread(target=client.get, args=("/cat/b.jpg",))
-        asking.start()
-        with server.stopped():
-            asking.join(0.6)
-            assert asking.is_alive()
-        began = time.monotonic()
-        asking.join()
-        assert time.monotonic() - began < 0.4
-
-
-# -- faults
-
-
-def test_faults_at_random_repeat(server: Server) -> None:
-    def statuses() -> list[int]:
-        server.set_faults(Fault(404, rate=0.5))
-        with Client(server) as client:
-            return [client.get("/cat/a.jpg")[0] for _ in range(40)]
-
-    found = statuses()
-    assert set(found) == {200, 404}
-    assert statuses() == found
-
-
-def test_a_truncated_body(server: Server) -> None:
-    server.set_faults(Fault("truncate"))
-    with Client(server) as client, pytest.raises(http.client.IncompleteRead) as caught:
-        client.get("/cat/a.jpg")
-    assert len(caught.value.partial) == 250
-
-
 # -- its life
-
-
-def test_it_dies_and_returns_at_the_same_place(server: Server) -> None:
-    url = server.url
-    server.set_faults(Fault(503, path="cat/b.jpg"))
-    server.kill()
-    with pytest.raises(ConnectionRefusedError):
-        get(server, "/cat/a.jpg")
-    with pytest.raises(RuntimeError):
-        server.stats()
-    server.start()
-    assert server.url == url
-    assert get(server, "/cat/a.jpg")[0] == 200
-    assert get(server, "/cat/b.jpg")[0] == 503
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

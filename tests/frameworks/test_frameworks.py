@@ -24,10 +24,11 @@ from scripts import PATH, ROOT, TIMEOUT_S, reserved_port
 
 HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "frameworks-in-depth.md"
-ADDED_TO_LOOPS = ["Lightning", "Accelerate", "Hugging Face Trainer"]
-FRAMEWORKS = [*ADDED_TO_LOOPS, "PyTorch", "Ray Train", "JAX", "Keras 3"]
+FRAMEWORKS = [
+    *("Lightning", "Accelerate", "Hugging Face Trainer"),
+    *("PyTorch", "Ray Train", "JAX", "Keras 3"),
+]
 KINDS = ["pipeline", "echo(loader)", "cached", "share"]
-ALONE = ["fit", "validate", "resume", "schedule"]
 USES = ["fit", "validate", "resume", "2 processes", "schedule"]
 MORE = {
     "Lightning": [
@@ -38,7 +39,13 @@ MORE = {
     "Hugging Face Trainer": [
         *("at epoch ends", "auto", "while training", "resume with evaluation", "refused"),
     ],
-    "PyTorch": ["compiled"],
+    "PyTorch": ["compiled", "other world"],
+}
+MORE_OF_RANKS = {
+    "Lightning": ["resumed ranks", "padded ranks"],
+    "Accelerate": ["resumed ranks", "padded ranks", "uneven ranks"],
+    "Hugging Face Trainer": ["resumed ranks"],
+    "PyTorch": ["resumed ranks", "other world", "sharded model"],
 }
 GIVES_PARTS = {
     "Lightning": "DistributedSampler",
@@ -148,16 +155,19 @@ def rows(framework: str, found: dict[tuple[str, str], str]) -> list[str]:
 @pytest.mark.full
 @pytest.mark.timeout(2 * LIMIT_S)
 @each_framework
-def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) -> None:
-    alone = [(kind, use) for kind in KINDS for use in ALONE]
+def test_each_cell_works_or_is_refused_as_the_page_says(framework: str, tmp_path: Path) -> None:
+    matrix = [(kind, use) for kind in KINDS for use in USES]
     undivided = [(kind, "unsharded") for kind in ("pipeline", "echo(loader)")]
     undivided *= framework in GIVES_PARTS
-    of_ranks = [(kind, "2 processes") for kind in KINDS]
+    alone = [cell for cell in matrix if cell[1] != "2 processes"]
+    alone += [("any", use) for use in MORE.get(framework, [])]
+    of_ranks = [cell for cell in matrix if cell not in alone] + undivided
+    of_ranks += [("any", use) for use in MORE_OF_RANKS.get(framework, [])]
     if framework == OWN_WORKERS:
-        found = outcomes(tmp_path, framework, alone + of_ranks + undivided)
+        found = outcomes(tmp_path, framework, alone + of_ranks)
     else:
         found = outcomes(tmp_path, framework, alone)
-        found |= outcomes(tmp_path, framework, of_ranks + undivided, ranks=2)
+        found |= outcomes(tmp_path, framework, of_ranks, ranks=2)
     for kind, use in undivided:
         text = found.pop((kind, use))
         assert text.startswith("ValueError: under ")
@@ -165,39 +175,7 @@ def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) ->
         assert (".shard()" if kind == "pipeline" else GIVES_PARTS[framework]) in text
     refused = {cell: text for cell, text in found.items() if text != "works"}
     assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
+    assert all(kind != "any" for kind, _ in refused), refused
     beginnings = tuple(f"| {framework} | {kind} |" for kind in KINDS)
     shown = [line for line in PAGE.read_text().splitlines() if line.startswith(beginnings)]
     assert shown == rows(framework, found)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("framework", MORE)
-def test_what_else_it_asks_of_loaders(framework: str, tmp_path: Path) -> None:
-    cells = [("any", use) for use in MORE[framework]]
-    assert outcomes(tmp_path, framework, cells) == dict.fromkeys(cells, "works")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("framework", [*ADDED_TO_LOOPS, "PyTorch"])
-def test_two_processes_resume_in_the_middle_of_an_epoch(framework: str, tmp_path: Path) -> None:
-    cells = [("any", "resumed ranks")]
-    assert outcomes(tmp_path, framework, cells, ranks=2) == dict.fromkeys(cells, "works")
-    cells = [("any", "other world")]
-    for ranks in (1, 2) if framework == "PyTorch" else ():
-        found = outcomes(tmp_path, framework, cells, ranks=ranks)
-        assert found == dict.fromkeys(cells, "works")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("framework", ["Lightning", "Accelerate"])
-def test_two_processes_evaluate_every_example_once(framework: str, tmp_path: Path) -> None:
-    cells = [("any", "padded ranks")]
-    if framework == "Accelerate":
-        cells.append(("any", "uneven ranks"))
-    assert outcomes(tmp_path, framework, cells, ranks=2) == dict.fromkeys(cells, "works")
-
-
-@pytest.mark.full
-def test_a_model_that_is_sharded_over_two_processes(tmp_path: Path) -> None:
-    cells = [("any", "sharded model")]
-    assert outcomes(tmp_path, "PyTorch", cells, ranks=2) == dict.fromkeys(cells, "works")

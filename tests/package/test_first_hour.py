@@ -6,8 +6,10 @@ ranks and feeds, has tests of its own.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -434,7 +436,14 @@ def test_a_launcher_without_a_process_group_is_told_to_make_one(
         ("--verison", "Possible options: --version"),
     ],
 )
-def test_a_command_is_told_what_to_write(words: str, told: str) -> None:
+def test_a_command_is_told_what_to_write(
+    words: str, told: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    # Commands own their process; this one is that of other tests, too.
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    request.addfinalizer(
+        functools.partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    )
     ran = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200", "TERM": "dumb"})
     assert ran.exit_code in (1, 2)
     assert told in ran.stderr

@@ -48,3 +48,24 @@ def test_the_architecture_page_names_what_there_is() -> None:
     assert {text for text in quoted - paths if not known.issuperset(re.findall(r"\w+", text))} == (
         set()
     )
+
+
+def names_in(file: Path) -> set[str]:
+    """Return the names that a file's code uses."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return used | {
+        each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names
+    }
+
+
+def test_a_stage_with_a_stream_is_named_in_its_file_and_the_pipeline_alone() -> None:
+    used = {file: names_in(file) for file in SOURCES.rglob("*.py")}
+    stages = [file for file in (SOURCES / "steps").glob("*.py") if file.name != "__init__.py"]
+    assert stages
+    makers = {SOURCES / name for name in ("pipeline.py", "constructors.py", "feed/feed_source.py")}
+    for stage in stages:
+        body = ast.parse(stage.read_text()).body
+        classes = {node.name for node in body if isinstance(node, ast.ClassDef)}
+        assert {file for file in used if used[file] & classes} <= {stage, *makers}

@@ -253,15 +253,6 @@ def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
     assert stream(again) == whole[2:]
 
 
-def test_ranks_have_disjoint_parts() -> None:
-    def part(rank: int) -> list[int]:
-        table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
-        return [number for number, _ in table.shard(rank=rank, world=3, uneven=True)]
-
-    parts = [part(rank) for rank in range(3)]
-    assert sorted(itertools.chain(*parts)) == list(range(MOST))
-
-
 def test_a_copy_of_a_source_and_of_a_stage_does_the_same() -> None:
     table = pickle.loads(pickle.dumps(stoker_lmdb.LmdbTable(values_in(7), numbered)))
     stage = pickle.loads(pickle.dumps(stoker_lmdb.Dedup(key_of)))
@@ -286,11 +277,6 @@ def test_a_forked_child_reads_the_table() -> None:
     assert os.read(ours, 20) == b"same"
     for end in (ours, theirs):
         os.close(end)
-
-
-def test_threads_make_what_one_thread_makes() -> None:
-    threads = Built(MOST, 4).pipeline().workers(8, kind="thread")
-    assert stream(threads) == stream(Built(MOST, 4).pipeline().workers(0))
 
 
 # -- feeds

@@ -39,7 +39,6 @@ from strategies import (
     source_of,
     specs,
     stream,
-    tails_agree,
     through_json,
 )
 
@@ -110,30 +109,6 @@ def changed(spec: Spec, **changes: Any) -> Spec:
 
 
 # -- the stream
-
-
-@pytest.mark.parametrize("place", one_in(3, PLACES))
-def test_the_stream_is_the_same_for_any_workers(place: str) -> None:
-    spec = changed(PLACES[place], batch_map=True, seed=3)
-    alone = stream(built(spec, 0))
-    assert alone
-    for workers, kind in ((1, "thread"), (4, "thread"), (1, "process"), (2, "process")):
-        assert stream(built(spec, workers, kind)) == alone
-    assert stream(built(spec)) == alone
-
-
-@few(20)
-@given(specs(**SIFTED), st.integers(1, 4))
-def test_the_stream_is_the_same_for_any_threads(spec: Spec, workers: int) -> None:
-    alone, several = built(spec, 0), built(spec, workers)
-    for _ in range(2):  # the second epoch begins with what the first one learnt about speed
-        assert stream(alone) == stream(several)
-
-
-@few(5)
-@given(specs(max_examples=25, **SIFTED), st.integers(1, 2))
-def test_the_stream_is_the_same_for_any_processes(spec: Spec, workers: int) -> None:
-    assert stream(built(spec, workers, "process")) == stream(built(spec, 0))
 
 
 class Slow(Faulty):
@@ -221,7 +196,7 @@ def test_behind_an_echo_survivors_are_used_as_without_the_filter(
     assert flat(built(spec, 0)) == [i for i in everything if kept(spec, i)]
 
 
-@given(specs(max_echoes=1, min_echoes=1, points=("before", "after"), **SIFTED))
+@given(specs(max_echoes=1, min_echoes=1, points=("before", "after"), max_filters=3))
 @example(Spec(4, 3, filters=(("first", 100, 99),), echoes=(("before", Fraction(5, 4), None),)))
 def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None:
     ((point, factor, pool),) = spec.echoes
@@ -240,14 +215,16 @@ def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None
         assert pipeline.stats().repeats_in_batches == 0
 
 
-@given(specs(**SIFTED), st.sampled_from([0, 2]))
+@given(specs(max_filters=3), st.sampled_from([0, 2]))
 def test_drop_last_drops_what_does_not_fill_a_batch_of_survivors(spec: Spec, workers: int) -> None:
     spec = changed(spec, echoes=tuple(e for e in spec.echoes if e[0] in ("before", "after")))
     everything = flat(built(changed(spec, drop_last=False), 0))
     pipeline = built(changed(spec, drop_last=True), workers)
     whole = len(everything) // spec.batch * spec.batch
     assert flat(pipeline) == everything[:whole]
-    assert pipeline.stats().dropped_uses == len(everything) - whole
+    stats = pipeline.stats()
+    assert (stats.batches, stats.uses) == (whole // spec.batch, whole)
+    assert stats.dropped_uses == len(everything) - whole
 
 
 @pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
@@ -321,18 +298,6 @@ def test_filters_look_at_fields_or_at_whole_examples() -> None:
 # -- states
 
 
-@few(10)
-@given(specs(max_examples=24, byte_pools=True, **SIFTED))
-@example(Spec(0, 3, echoes=(("before", Fraction(2), None),), filters=(("first", 2, 0),)))
-@example(
-    Spec(
-        1, 3, echoes=(("before", Fraction(5), 3),), filters=(("middle", 1, 0),),
-    )
-)  # fmt: skip
-def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec) -> None:
-    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 0))
-
-
 @pytest.mark.parametrize(
     "keep",
     [
@@ -346,41 +311,6 @@ def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) 
         return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to("cpu").echo(2)
 
     assert testing.check_resume(build)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_saved_under_threads_the_tail_is_the_same_alone_and_the_other_way(place: str) -> None:
-    spec = changed(PLACES[place], examples=36)
-    tails_agree(spec, lambda s: built(s, 2), lambda s: built(s, 0))
-    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 2))
-
-
-def test_saved_alone_the_tail_is_the_same_under_processes() -> None:
-    spec = changed(PLACES["around an echo"], examples=16, to=True)
-    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))
-
-
-@few(4)
-@given(specs(max_examples=30, **SIFTED), st.sets(st.integers(0, 29)), st.sampled_from([0, 2]))
-def test_saved_before_every_batch_with_skips_the_tail_is_the_same(
-    spec: Spec, bad: set[int], workers: int
-) -> None:
-    def build(s: Spec) -> stoker.Pipeline:
-        return built(s, workers, data=Faulty(s.examples, bad))
-
-    # Uses fail one by one: with an echo before, more than there are examples.
-    tails_agree(changed(spec, source="dataset", on_error=1.0), build, build)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_check_resume_passes(place: str) -> None:
-    spec = changed(PLACES[place], examples=36, on_error=0.5)
-
-    def build() -> stoker.Pipeline:
-        return built(spec, data=Faulty(36, range(2, 36, 7)))
-
-    with small_pools_allowed():
-        assert testing.check_resume(build)
 
 
 @few(10)
@@ -932,14 +862,6 @@ def test_stages_behind_a_filter_are_timed_and_counted() -> None:
 # -- wrong arguments
 
 
-def no_argument() -> bool:
-    return True
-
-
-def of_two(x: Any, rng: Any) -> bool:
-    return True
-
-
 def data() -> stoker.Pipeline:
     return stoker.from_dataset(Examples(8), seed=0)
 
@@ -951,8 +873,6 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "budget of 2.0": (lambda: source_of(Spec(3, 1, on_error=2.0)), ValueError, "between 0"),
     "budget of -0.1": (lambda: source_of(Spec(3, 1, on_error=-0.1)), ValueError, "between 0"),
     "budget nan": (lambda: source_of(Spec(3, 1, on_error=float("nan"))), ValueError, "nan"),
-    "budget in words": (lambda: source_of(Spec(3, 1, on_error="skip")), ValueError, "'raise'"),
-    "a stage's budget": (lambda: data().map(all_same, on_error="skip"), ValueError, "'raise'"),
     "a filter's budget": (lambda: data().filter(all_pass, on_error=True), TypeError, "count"),
     "a random map's budget": (
         lambda: data().random_map(jitter, on="x", on_error=1.5), ValueError, "between 0"
@@ -968,24 +888,6 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a filter on a loader": (
         lambda: stoker.from_loader([np.zeros(2)]).filter(all_pass), ValueError, "examples"
-    ),
-    "a filter of nothing": (lambda: data().filter(None), TypeError, "needs a function"),  # type: ignore[arg-type]
-    "a filter without an argument": (
-        lambda: data().filter(no_argument), TypeError, r"\.filter.*one parameter"  # type: ignore[arg-type]
-    ),
-    "a filter that draws": (lambda: data().filter(of_two), TypeError, r"\.filter\(\)"),  # type: ignore[arg-type]
-    "a filter of an unknown field": (
-        lambda: stoker.from_arrays(np.zeros(3), np.zeros(3)).filter(all_pass, on="x"),
-        LookupError,
-        "0, 1",
-    ),
-    "a map of an unknown field behind a filter": (
-        lambda: stoker.from_arrays(np.zeros(3), np.zeros(3)).filter(all_pass).map(all_same, on=2),
-        LookupError,
-        "0, 1",
-    ),
-    "a filter of a field of no kind": (
-        lambda: data().filter(all_pass, on=1.5), TypeError, "position"  # type: ignore[arg-type]
     ),
 }  # fmt: skip
 

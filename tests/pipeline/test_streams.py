@@ -523,13 +523,6 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "buffer of 0": (lambda: of(3).shuffle(buffer=0), ValueError, "at least two"),
     "buffer true": (lambda: of(3).shuffle(buffer=True), ValueError, "True"),
     "buffer of a float": (lambda: of(3).shuffle(buffer=9.5), ValueError, "9.5"),  # type: ignore[arg-type]
-    "buffer for a dataset": (
-        lambda: stoker.from_dataset(Examples(3)).shuffle(buffer=9), ValueError, "for streams"
-    ),
-    "shuffle twice": (lambda: of(3).shuffle().shuffle(), ValueError, "first"),
-    "shuffle behind an echo": (lambda: of(3).echo(2).shuffle(), ValueError, "first"),
-    "budget in words": (lambda: of(3, on_error="skip"), ValueError, "'raise'"),
-    "seed text": (lambda: of(3, seed="a"), TypeError, "seed"),
     "classes": (lambda: of(3).class_names, AttributeError, "folder"),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,42 +41,15 @@ def with_draws(packed: Any, rng: np.random.Generator) -> Any:
     return packed.tokens, np.full(LENGTH, rng.random())
 
 
-@stoker.thread_safe
-class Numbers:
-    """A stream with a state of its own. The pass behind a load begins at the loaded state."""
-
-    def __init__(self) -> None:
-        self.at = self.begin = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.at, self.begin = self.begin, 0
-        while self.at < EXAMPLES:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["at"]
-
-
 KINDS: dict[str, Callable[[stoker.Pipeline, int], stoker.Pipeline]] = {
-    "plain": lambda train, each: train.random_map(drawing).batch(each),
     "echo": lambda train, each: train.echo(2, pool=96).random_map(drawing).batch(each),
-    "tokens": lambda train, each: train.random_map(drawing).batch(
-        tokens=12 * each, size=np.arange(EXAMPLES) % 23 + 1
-    ),
     "pack": lambda train, each: (
         train.random_map(document).pack(LENGTH).random_map(with_draws).batch(each)
     ),
-    "stream": lambda train, each: train.random_map(drawing).batch(each),
 }
 
 
-def source(kind: str) -> stoker.Pipeline:
-    if kind == "stream":
-        return stoker.from_iterable(Numbers(), seed=3)
+def source() -> stoker.Pipeline:
     return stoker.from_arrays(np.arange(EXAMPLES), seed=3).shuffle()
 
 
@@ -96,7 +69,7 @@ def main(folder: str, kind: str, keeps: int, dies: list[int]) -> None:
             world_size=world,
         )
     rank = dist.get_rank()
-    train = KINDS[kind](source(kind).shard(), max(1, GLOBAL_BATCH // world))
+    train = KINDS[kind](source().shard(), max(1, GLOBAL_BATCH // world))
     train = train.steps(PACK_STEPS) if kind == "pack" else train
     saved, begun = os.path.join(folder, "checkpoint.json"), time.monotonic()
     if os.path.exists(saved):

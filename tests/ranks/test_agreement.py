@@ -123,7 +123,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return told_by(folder, 2, f"    INIT = {f'file://{folder}/again'!r}\n{TOLD}")
 
 
-@pytest.mark.full
 def test_a_seed_that_nobody_gave_is_rank_0s(told: list[dict[str, Any]]) -> None:
     first, second = told
     for epoch in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import REAL_WORLDS, script
-from stoker import testing
 from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT
 from stoker.schedule.selection import Selection, Share
 from strategies import (
@@ -34,7 +32,6 @@ from strategies import (
     small_pools_allowed,
     specs,
     stream,
-    tails_agree,
     through_json,
 )
 
@@ -192,74 +189,7 @@ def test_ranks_draw_differently_in_datasets_of_processes() -> None:
     assert len(every[0] | every[1]) == 12
 
 
-# -- the same for any workers, and resumed
-
-
-def uneven_or_not(spec: Spec, rank: int, world: int, uneven: bool, anew: bool) -> Spec:
-    return changed(spec, shard=(rank % world, world, uneven or bool(spec.filters), anew))
-
-
-SHARDED = {
-    "rank": st.integers(0, 7),
-    "world": st.sampled_from([2, 3, 8]),
-    "uneven": st.booleans(),
-    "anew": st.booleans(),
-}
-
-
-@few(15)
-@given(specs(max_examples=60, max_filters=2), st.integers(1, 4), st.fixed_dictionaries(SHARDED))
-def test_the_stream_is_the_same_for_any_threads(spec: Spec, workers: int, shard: Any) -> None:
-    spec = uneven_or_not(spec, **shard)
-    alone, several = built(spec, 0), built(spec, workers)
-    for _ in range(2):
-        assert stream(alone) == stream(several)
-
-
-@few(4)
-@given(specs(max_examples=40, max_filters=2), st.fixed_dictionaries(SHARDED))
-def test_the_stream_is_the_same_for_processes(spec: Spec, shard: Any) -> None:
-    spec = uneven_or_not(spec, **shard)
-    assert stream(built(spec, 1, "process")) == stream(built(spec, 0))
-
-
-@few(15)
-@given(
-    specs(max_examples=60, max_filters=3, byte_pools=True),
-    st.fixed_dictionaries(SHARDED),
-    st.sampled_from([0, 2]),
-)
-def test_saved_before_every_batch_the_tail_is_the_same(
-    spec: Spec, shard: Any, workers: int
-) -> None:
-    spec = uneven_or_not(spec, **shard)
-    tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, workers))
-
-
-@few(8)
-@given(
-    specs(max_examples=60, max_filters=2, sources=("dataset",)),
-    st.fixed_dictionaries({**SHARDED, "uneven": st.just(True)}),
-    st.sets(st.integers(0, 59), max_size=15),
-)
-def test_with_skips_filters_and_echoes_the_tail_is_the_same(
-    spec: Spec, shard: Any, bad: set[int]
-) -> None:
-    def build(s: Spec) -> stoker.Pipeline:
-        return built(s, 0, data=Faulty(s.examples, bad))
-
-    tails_agree(changed(uneven_or_not(spec, **shard), on_error=1.0), build, build)
-
-
-def echoed(spec: Spec) -> stoker.Pipeline:
-    return built(spec).echo(1.5)
-
-
-@pytest.mark.parametrize("anew", [False, True])
-def test_check_resume_passes_on_every_rank(anew: bool) -> None:
-    for rank in range(3):
-        spec = Spec(50, 4, shard=(rank, 3, False, anew))
-        assert testing.check_resume(functools.partial(echoed, spec)) == 6
+# -- resumed
 
 
 @few(15)

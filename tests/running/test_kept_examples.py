@@ -27,7 +27,7 @@ from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
 from stoker.running.edits import show_edits  # noqa: E402
 from stoker.running.examples.identity import identify_examples  # noqa: E402
-from stoker.running.examples.kept_examples import KeptExamples, flush  # noqa: E402
+from stoker.running.examples.kept_examples import KeptExamples  # noqa: E402
 from stoker.running.hooks import describe  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
@@ -233,7 +233,7 @@ def test_loaders_that_are_built_anew_find_the_examples_again_and_those_of_no_oth
         for batches in changed.iterate(loader):
             value = float(batches[0, 0] - batches[0, 3])
         for examples in stores.values():
-            flush(examples)
+            examples._cache.flush()
         return value
 
     assert [play_epoch(0.0) for _ in range(3)] == [0.0] * 3

@@ -371,7 +371,7 @@ def test_expecting_returns_at_once(url: str, server: Server) -> None:
     with reading(source) as reader:
         began = time.monotonic()
         reader.expect(range(8))
-        assert time.monotonic() - began < 5  # a stall lasts ten
+        assert time.monotonic() - began < 9  # a stall lasts ten
 
 
 @pytest.mark.parametrize("requests", [1, 3, 8])
@@ -631,7 +631,7 @@ def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
     reader.close()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - began < 5  # a stall lasts ten
+    assert time.monotonic() - began < 9  # a stall lasts ten
     assert [str(error) for error in raised] == ["the reader is closed"] * 3
     with pytest.raises(RuntimeError, match="closed"):
         reader.fetch([1])
@@ -651,7 +651,7 @@ def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
         while reader.retries < 20:
             time.sleep(0.01)
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
 
 
 def test_a_finaliser_may_close_it_in_any_thread(url: str, server: Server) -> None:
@@ -752,7 +752,7 @@ def test_leaving_a_pipeline_while_the_server_stalls(url: str, server: Server) ->
     with iter(pipeline) as batches:
         assert next(batches).data == [b"cat/0.jpg"]
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
 
 
 # -- lists of files, and patterns

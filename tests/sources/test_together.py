@@ -158,7 +158,7 @@ def make():
 """
 
 
-@each_source
+@pytest.mark.parametrize("source", [folder, remote], ids=lambda made: made.__name__)
 def test_one_preparation_for_many_jobs(tmp_path: Path, source: Any) -> None:
     here = Path(__file__).parent
     (tmp_path / "data").mkdir()

@@ -20,11 +20,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is open, which all forked processes would share"),
     pytest.mark.timeout(120),  # a program that shares what it must not may wait for ever
 ]
-SHORT = 12  # of so many programs the short profile tries one
+SHORT = 3  # of so many programs the short profile tries one
 CASES = [
     pytest.param(each, id=each.name, marks=[pytest.mark.full] if at % SHORT else [])
     for at, each in enumerate(PROGRAMS)
-    if each.name != "dictionary_subclass"  # which from_dataset refuses
 ]
 COSTLY_S = 0.0012
 SHARED = {"OwnLoop", "Piped", "Sockets"}

@@ -481,3 +481,21 @@ def _equal_tensors(left: Any, right: Any, layout: bool) -> bool:
         return flat.view(torch.uint8)
 
     return bool(torch.equal(bits(left), bits(right)))
+
+
+def batch_rows(batch: Any) -> int:
+    """Return the number of examples in a batch: the length of its first array, or else list."""
+    for leaf in leaves(batch):
+        is_array = isinstance(leaf, np.ndarray) or is_tensor(leaf)
+        if is_array or is_jax_array(leaf):
+            return int(leaf.shape[0]) if leaf.ndim else 1
+    return _list_rows(batch) or 1
+
+
+def _list_rows(value: Any) -> int:
+    parts = children(value)
+    if parts is None:
+        return 0
+    if isinstance(value, list) and all(children(child) is None for _, child in parts):
+        return len(value)
+    return next((rows for rows in (_list_rows(child) for _, child in parts) if rows), 0)

@@ -92,6 +92,17 @@ def default_threads() -> int:
     return cores - cores // 8
 
 
+def usable_device_bytes(device: Any) -> int:
+    """Return the free memory of a device; the host's if the device does not tell."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return usable_memory_bytes()
+
+
 def usable_memory_bytes() -> int:
     """Return the bytes that this process may still allocate, within its control groups."""
     import psutil

@@ -25,8 +25,7 @@ from stoker.engine.items import Item
 from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
-from stoker.schedule.echo_record import EchoRecord, encode
-from stoker.schedule.late_order import LateRecord
+from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
 from stoker.schedule.leg import Leg
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
@@ -44,7 +43,7 @@ class Bookmark:
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
         self._records: dict[int, EchoRecord] = {}
-        self._late_records: dict[int, LateRecord] = {}
+        self._late_records: dict[int, DecidedLate] = {}
         self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
@@ -296,7 +295,7 @@ class Bookmark:
 
         Raises ValueError without either.
         """
-        if not self.chain.plan.is_adaptive and self.chain.plan.late is None:
+        if not self.chain.plan.is_adaptive and self.chain.late is None:
             raise ValueError(
                 'there is nothing to record: no .echo("auto") or .batch(n, late=) stands in this '
                 "chain"

@@ -343,10 +343,9 @@ class Chain:
 
     def check_skips(self) -> None:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
-        late = self.plan.late
         by = '.echo("auto")' if self.follows_clock else None
-        if late is not None and self.record is None:
-            by = f".{late.batch.call}"
+        if self.late is not None and self.record is None:
+            by = f".{self.late.call}"
         if by is not None:
             raise ValueError(
                 f"{by} cannot skip batches, because its remaining items depend on timing: load the "
@@ -393,6 +392,16 @@ class Chain:
         return any(stage.traits.moves for stage in self.stages)
 
     @property
+    def late(self) -> ChainStage | None:
+        """The stage behind which examples that are not ready come later, or None."""
+        return first_with(self.stages, lambda t: t.late)
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences are joined."""
+        return any(stage.traits.joins for stage in self.stages)
+
+    @property
     def may_leave_out(self) -> bool:
         """Whether filters, skip budgets or packing may reduce the number of examples."""
         each = [stage.traits for stage in self.stages]
@@ -406,7 +415,7 @@ class Chain:
             return False
         unequal = self.may_leave_out or (self.plans_batches and self.echo is not None)
         follows_alone = self.follows_clock and process_group() is None
-        return share.uneven or unequal or follows_alone or self.plan.late is not None
+        return share.uneven or unequal or follows_alone or self.late is not None
 
     @property
     def has_workers(self) -> bool:
@@ -580,10 +589,10 @@ class Chain:
                     "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
                     "factor"
                 )
-            decides = self.plan.has_filter or self.plan.scans or self.plan.packs
+            decides = self.packs or any(stage.traits.filters for stage in self.stages)
             ranks_agree = self.follows_clock and not decides
             if not share.uneven and self.may_leave_out and not ranks_agree:
-                if self.plan.packs:
+                if self.packs:
                     raise CombinationError(
                         ".shard() gives every rank equally many steps, but the number of packed "
                         "sequences differs between ranks: end epochs with .steps(n)"

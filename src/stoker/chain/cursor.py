@@ -32,7 +32,6 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
-from stoker.stages.to import To
 from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
@@ -49,8 +48,8 @@ workers (a ``DataLoader``'s iterator does that)."""
 
 def _allocator(chain: Chain) -> Callable[[int], memoryview]:
     """Return what allocates the memory of batches."""
-    to = next((stage for stage in chain.stages if isinstance(stage, To)), None)
-    return allocate_aligned if to is None else to.allocate
+    each = (stage.allocate for stage in chain.stages)
+    return next((allocate for allocate in each if allocate is not None), allocate_aligned)
 
 
 class _Before(NamedTuple):

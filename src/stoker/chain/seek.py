@@ -19,8 +19,6 @@ from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.pools import pool_key
-from stoker.engine.packed import PackStart
-from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
@@ -147,7 +145,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
             f"with {_describe_change(by, chain)}: save when a batch was handed out"
         )
     if first.position is None or not (first.position.yielded or first.position.leg):
-        is_stream = first.position is not None and by.plan.iterable is not None
+        is_stream = not by.source.is_indexed and not by.source.yields_batches
         at = first.position if is_stream else None
         return replace(first, position=at, pool_size=PoolSize())
     try:
@@ -207,11 +205,8 @@ def _check_leg(by: Chain) -> None:
             raise StateError(
                 "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
             )
-    stage = next((s for s in by.stages if s.traits.scans), None)
-    if stage is not None:
-        raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
-    if by.plan.late is not None:
-        raise StateError("which examples were late is the rank's own")
+    for stage in by.stages:
+        stage.check_leg()
     point = by.plan.pool
     if point is None:
         return
@@ -251,7 +246,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
-    if by.plan.iterable is not None:
+    if by.plan.indexed is None:
         return _begin_stream_leg(first), PoolSize(), 0
     if by.plans_batches:
         return _begin_planned_leg(first, chain), PoolSize(), 0
@@ -420,12 +415,11 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
     by = loaded.by.on_leg(position.leg)
     nodes = [node for node in position.parts if node is not None]
     node = nodes[0] if nodes else None
-    pack = next((node for node in nodes if isinstance(node, PackStart)), None)
-    if pack is not None:  # filters before it tell which row its input is
-        rows = node.number if isinstance(node, FilterRecord) else pack.input
-        return _RankProgress(rows, sequences=pack.number, offset=pack.offset)
-    if isinstance(node, FilterRecord):
-        return _RankProgress(node.number)
+    told = [read for each in nodes if (read := each.read_so_far()) is not None]
+    if told:  # the inputs of the first are rows of the source; one at most joins sequences
+        sequences = sum(read.sequences for read in told)
+        offset = sum(read.offset for read in told)
+        return _RankProgress(told[0].rows, sequences=sequences, offset=offset)
     point = by.plan.pool
     if not isinstance(node, PoolStart) or point is None or point.echo.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)

@@ -16,6 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+import msgspec
 import numpy as np
 
 from stoker.basics import compact_integers
@@ -24,19 +25,13 @@ from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
-from stoker.engine.late import LateStart
-from stoker.engine.packed import PackStart
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
-    PackPoint,
-    ScanPoint,
+    OwnPoint,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
@@ -52,6 +47,9 @@ _UNSIGNED = ("checksum", "loader")
 _POOL = "0"
 """The name of the pool in a state."""
 _DIGEST_DIGITS = 8
+_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, msgspec.ValidationError)
+"""What reading raises for a state that no run could have saved; msgspec's is no ValueError in its
+older versions."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             check_integer(state.get("skip", 0)),
         )
         version = _minor(state["numpy"][:80])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except _IMPOSSIBLE as error:
         raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
     if version != _minor(np.__version__):
         warn(
@@ -225,12 +223,12 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         if indexed is not None:
             row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row.of_all_ranks()
             places, end = indexed.places(row), indexed.places_end(row)
-        elif by.plan.iterable is not None and "loader" in state:
+        elif not by.source.yields_batches and "loader" in state:
             places = end = 0  # of a stream, none is listed
         else:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         leg = Leg.from_json(state["leg"], world, places, end, most)
-        if (leg.offsets or leg.sequences) and not by.plan.packs:
+        if (leg.offsets or leg.sequences) and not by.packs:
             raise ValueError("packed sequences are in it, and this pipeline packs none")
         if indexed is None and (leg.held is not None or len(leg.over)):
             raise ValueError("places of the epoch are in it, and a stream has none")
@@ -383,16 +381,12 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
                 found.append(FilterRecord.from_json(next(nodes), bounds))
-            case LatePoint():
-                found.append(LateStart.from_json(part, next(nodes), bounds))
-            case PackPoint():
-                found.append(PackStart.from_json(next(nodes), bounds))
-            case ScanPoint():
-                found.append(ScanStart.from_json(part.scan, next(nodes), bounds))
+            case OwnPoint() if part.kind is None:  # keeps the number of items
+                pass
+            case OwnPoint():
+                found.append(part.stage.read_node(next(nodes), bounds))
             case EchoPoint():
                 found.append(PoolStart.from_json(part, next(nodes), bounds))
-            case DevicePoint():  # keeps the number of items
-                pass
             case _:
                 assert_never(part)
     return found

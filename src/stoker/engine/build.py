@@ -23,8 +23,9 @@ from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.heads import DeviceStream, Direct, IterableHead, LoaderHead
+from stoker.engine.head_source import Opening
 from stoker.engine.items import (
+    Direct,
     EpochCounters,
     HeadStream,
     Inputs,
@@ -33,22 +34,17 @@ from stoker.engine.items import (
     PulledStream,
     Stream,
 )
-from stoker.engine.late import LateStream
-from stoker.engine.packed import BegunInputs, PackedStream
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
-    PackPoint,
-    ScanPoint,
+    OwnPoint,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.engine.scanned import ScannedStream
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.stream_stage import Surroundings
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
@@ -109,8 +105,7 @@ class EpochStreams:
     Attributes:
         last: the stream that the consumer takes outputs from.
         last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
-        segments: the streams of the segments; ``scans``: the streams of the scans;
-            ``late``: the stream in which examples may be late, or None.
+        segments: the streams of the segments; ``own``: those that stages put on top.
         head: the stream of a loader or an iterable; None for an indexed source.
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
@@ -134,8 +129,7 @@ class EpochStreams:
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.echo: EchoInputs[Any] | None = None
         self.segments: list[SegmentStream] = []
-        self.scans: list[ScannedStream] = []
-        self.late: LateStream | None = None
+        self.own: list[Stream] = []
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
@@ -206,20 +200,15 @@ class EpochStreams:
                     self._add_segment(part)
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
-                case LatePoint():
-                    self._stream = self.late = LateStream(
-                        part, self.segments[-1], self._epoch, self._setup.record
-                    )
-                case PackPoint():
-                    leg, begun = plan.selection.leg, None
-                    if leg is not None and leg.offsets:
-                        assert self._order is not None
-                        begun = BegunInputs(self._order, leg.offsets)
-                    self._stream = PackedStream(part, self.segments[-1], begun)
-                case ScanPoint():
-                    self.tally.open(part.at, [part.scan.name])
-                    self._stream = scanned = ScannedStream(part, self.segments[-1], self.tally)
-                    self.scans.append(scanned)
+                case OwnPoint():
+                    around = Surroundings(
+                        part.at, self._epoch, self._order, plan.selection.leg, self.tally,
+                        setup.record, self.worker_pool, self.mask,
+                    )  # fmt: skip
+                    self._stream = own = part.stage.stream(self.last, around)
+                    self.own.append(own)
+                    if part.stage.traits.moves:  # the mask, too
+                        self.last, self.mask, self._depth = own, None, 0
                 case EchoPoint():
                     assert self._stream is not None
                     maker = PoolMaker(
@@ -227,12 +216,6 @@ class EpochStreams:
                         setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
                     )  # fmt: skip
                     self._feed = self.echo = maker.inputs(part, self._stream, self.tally)
-                case DevicePoint():
-                    self._stream = self.last = DeviceStream(
-                        self.last, part.to.mover(), self.worker_pool, self.mask
-                    )
-                    self.mask = None  # the stream moves the mask, too
-                    self._depth = 0
                 case _:
                     assert_never(part)
 
@@ -264,7 +247,7 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
-        if plan.loader is not None:
+        if plan.source.yields_batches:
             given = Workers(0)
         for segment in plan.segments:
             if not given.sends(segment) and (given.count or not segment.users_code):
@@ -273,44 +256,31 @@ class EpochStreams:
         for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
-        if plan.iterable is not None and pool.limit:
+        if plan.iterated is not None and pool.limit:
             pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
-        if plan.late is not None and pool.limit and not given.grows:
+        in_turn = all(segment.is_waited_for for segment in plan.segments)
+        if not in_turn and pool.limit and not given.grows:
             pool.take_all()
         tail = WorkerPool(0, max(1, on_device), Autotuner())
         self._worker_pools = [pool, tail]
         pool.begin()
 
     def _open_head(self, rank: int) -> None:
-        """Begin to iterate over a loader or a stream."""
-        plan, position = self._plan, self._setup.position
-        foreign = plan.loader or plan.iterable
-        if foreign is None:
+        """Begin to iterate over a source that is not indexed."""
+        plan = self._plan
+        if plan.iterated is None:
             return
-        if plan.loader is not None:
-            if position.loader_state is not None:
-                plan.loader.load(position.loader_state)
-            self.head = LoaderHead(
-                plan.loader,
-                self.tally,
-                self.recycler if plan.pool else None,
-                loaded=position.loaded,
-                fresh=position.fresh,
-            )
-        elif plan.iterable is not None:
-            key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
-            start = position.fresh
-            read = plan.selection.read_of_stream(start)
-            examples = plan.iterable.open(self._epoch, position.loader_state, read)
-            self.head = IterableHead(
-                plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start
-            )
-        assert self.head is not None
-        self.last = self.head
+        opening = Opening(
+            self._epoch, self._setup.position, plan.selection, plan.buffer,
+            rng.key(self._seed, self._epoch, rng.SHUFFLE, rank), self.tally,
+            self.recycler if plan.pool else None,
+        )  # fmt: skip
+        head: HeadStream = plan.iterated.head(opening)
+        self.last = self.head = head
         if plan.is_adaptive:
-            size = FOLLOWED_BATCHES * (1 if plan.loader is not None else plan.group)
+            size = FOLLOWED_BATCHES * (1 if plan.iterated.yields_batches else plan.group)
             pool = self.worker_pool
-            self.last = self.prefetcher = Prefetcher(self.head, size, self.planning, pool)
+            self.last = self.prefetcher = Prefetcher(head, size, self.planning, pool)
         self._stream = self.last
 
     def _add_segment(self, part: Segment) -> None:

@@ -21,24 +21,52 @@ that state; there are no nodes, and pools begin empty.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
-from stoker.basics.compact_integers import check_integer
+import msgspec
+
+from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+"""A number in a node."""
 
-class Node(ABC):
-    """The part of one stream in a state: complete in itself."""
 
-    @abstractmethod
+class Node(msgspec.Struct, tag_field="kind"):
+    """The part of one stream in a state: complete in itself. Its tag is the kind of its part."""
+
     def to_json(self) -> dict[str, Any]:
-        """Return it for JSON, with its kind: that of its part in the plan."""
+        """Return it for JSON."""
+        return as_json(self)
+
+    def read_so_far(self) -> ReadSoFar | None:
+        """Return what other ranks must know to go on with the epoch; None: it tells nothing."""
+        return None
+
+
+def as_json(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return what JSON would give back."""
+    json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
+    return json
+
+
+class ReadSoFar(NamedTuple):
+    """The inputs that a stream has read when an epoch is left.
+
+    Attributes:
+        rows: the number of inputs that were read whole.
+        sequences: the number of full sequences made of them, 0 if none are joined.
+        offset: how many tokens of the next input are in these.
+    """
+
+    rows: int
+    sequences: int = 0
+    offset: int = 0
 
 
 @dataclass

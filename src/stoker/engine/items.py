@@ -15,13 +15,14 @@ from __future__ import annotations
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.workers.tasks import Task
+from stoker.schedule.echo_record import DecidedLate
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -231,6 +232,19 @@ class Stream(Resumable, ABC):
         """
         return number - taken
 
+    @property
+    def dropped(self) -> int:
+        """The number of inputs that a user's function has dropped."""
+        return 0
+
+    def decisions(self) -> DecidedLate | None:
+        """Return what it decided by the clock so far, for a record."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Return its fields of ``Stats``."""
+        return {}
+
     def usable_bytes(self) -> int:
         """Return the free memory of the items' device, or of the host."""
         return resources.usable_memory_bytes()
@@ -362,6 +376,46 @@ class Inputs(Resumable, ABC):
     @abstractmethod
     def recompute_uses(self, start: int, count: int) -> ItemUses:
         """Return uses ``start ..`` once more, outside the order."""
+
+
+class Direct(Inputs):
+    """The items of a stream as the inputs of a segment, each once."""
+
+    in_order = True
+    follows = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.upstream: Stream = stream
+        self.total = stream.total
+        self.blocking = stream.blocking
+
+    @property
+    def fresh(self) -> int:
+        return self.upstream.fresh
+
+    def together(self, count: int) -> int:
+        return count
+
+    def take(self, count: int) -> ItemUses:
+        return _only_uses(self.upstream.pull_many(count))
+
+    def recompute_uses(self, start: int, count: int) -> ItemUses:
+        stop = start + count
+        if self.upstream.end is not None:
+            stop = min(stop, self.upstream.end)
+        return _only_uses(map(self.upstream.recompute, range(start, stop)))
+
+
+def _only_uses(found: Iterable[Item]) -> ItemUses:
+    items = list(found)
+    for item in items:
+        item.scheduled, item.settled = 1, True
+    return ItemUses(
+        items,
+        [item.ordinal for item in items],
+        [item.use for item in items],
+        [item.age for item in items],
+    )
 
 
 class DoneTask:

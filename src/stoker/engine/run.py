@@ -27,8 +27,7 @@ from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError
-from stoker.schedule.echo_record import Decisions, EchoRecord
-from stoker.schedule.late_order import LateRecord
+from stoker.schedule.echo_record import DecidedLate, Decisions, EchoRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
@@ -172,14 +171,16 @@ class Run:
         share = self._plan.selection.share
         if (share is not None and share.world > 1) or self.leg is not None:
             return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
-        if self._plan.packs:
+        if any(segment.joins for segment in self._plan.segments):
             return "all examples together do not fill one packed sequence"
-        return "the loader gave none" if self._plan.loader else "there are no examples"
+        return (
+            "the loader gave none" if self._plan.source.yields_batches else "there are no examples"
+        )
 
     @property
     def _filter_count(self) -> int:
         """The number of examples that filters and scans have dropped."""
-        return self._skip_log.filtered + sum(s.dropped for s in self._streams.scans)
+        return self._skip_log.filtered + sum(s.dropped for s in self._streams.own)
 
     @property
     def together(self) -> bool:
@@ -446,20 +447,10 @@ class Run:
     def epoch(self) -> int:
         return self._setup.epoch
 
-    def late_decisions(self) -> LateRecord | None:
+    def late_decisions(self) -> DecidedLate | None:
         """Return what batches left behind so far, where examples may be late."""
-        late = self._streams.late
-        if late is None:
-            return None
-        with self._planning.lock:
-            return late.decisions()
-
-    def _late_bias(self) -> dict[str, float]:
-        late = self._streams.late
-        if late is None:
-            return {}
-        with self._planning.lock:
-            return late.bias.correlations()
+        every = (stream.decisions() for stream in self._streams.own)
+        return next((each for each in every if each is not None), None)
 
     @property
     def held(self) -> int:
@@ -469,14 +460,13 @@ class Run:
 
     def stats(self, pool_stats: PoolStats | None) -> Stats:
         """Return the statistics so far."""
-        tally, late, pool = self._streams.tally, self._streams.late, self._streams.worker_pool
+        tally, pool = self._streams.tally, self._streams.worker_pool
         with pool.lock:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
             sharing = 1 if pool.remote else pool.active
             worker_time = samples.worker_time(tally.spent, self._setup.autotuner.costs, sharing)
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
-        source = self._plan.loader or self._plan.iterable
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(
             epoch=self._setup.epoch,
@@ -505,10 +495,9 @@ class Run:
             thread_trial=pool.thread_trial,
             process_trial=pool.process_trial,
             worker_time=worker_time,
-            late_examples=0 if late is None else late.order.moved,
-            late_bias=self._late_bias(),
             stuck_processes=pool.replaced,
-            feed_lag_outputs=source.lag_outputs() if source is not None else None,
+            feed_lag_outputs=self._plan.source.lag_outputs(),
+            **{name: n for stream in self._streams.own for name, n in stream.stats().items()},
         )
 
     def _factor(self) -> float:

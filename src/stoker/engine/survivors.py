@@ -25,14 +25,15 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
+from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Stream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
@@ -152,8 +153,7 @@ _log = logging.getLogger("stoker")
 _LISTED = 1_000  # the most skips that are listed with their details
 
 
-@dataclass
-class FilterRecord(Node):
+class FilterRecord(Node, tag=FilterPoint.kind):
     """The dropped inputs from a number on; they translate numbers upstream and downstream.
 
     Attributes:
@@ -166,7 +166,7 @@ class FilterRecord(Node):
     number: int = 0
     survivors: int = 0
     seen: int = 0
-    drops: array[int] = field(default_factory=lambda: array("q"))
+    drops: array[int] = msgspec.field(default_factory=lambda: array("q"))
     total: int | None = None
 
     @classmethod
@@ -196,6 +196,9 @@ class FilterRecord(Node):
             "total": self.total,
             "drops": compact_integers.encode_ascending(np.array(self.drops, np.int64), self.number),
         }
+
+    def read_so_far(self) -> ReadSoFar:
+        return ReadSoFar(self.number)
 
     def number_of(self, survivor: int) -> int:
         """Return the input number of a decided survivor, or of the next one."""

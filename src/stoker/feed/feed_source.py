@@ -9,9 +9,9 @@ from stoker.distributed.unsharded import warn_unsharded_feed
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import Origin
+from stoker.steps.iterable import IterableSource
+from stoker.steps.loader import LoaderSource
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:

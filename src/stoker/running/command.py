@@ -62,7 +62,7 @@ def run(
 
       stoker run torchrun --nproc-per-node 2 train.py
     """
-    from stoker.analysis.scripts.script_process import make_command
+    from stoker.analysis.scripts.script_process import find_startup, make_command
 
     stopped = "stopped; no process of the script is left"
     with report_errors("run", ValueError, stopped=stopped):
@@ -71,7 +71,7 @@ def run(
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
             environment |= _prepare(command, kinds, apply, print_diff)
-            environment |= _find_startup()
+            environment |= find_startup(environment)
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
             stream.flush()
         os.execvpe(command[0], command, environment)
@@ -109,13 +109,6 @@ def _prepare(
         )
     plan = make_plan(report, kinds, print_diff=print_diff, path=path)
     return {VARIABLE: write_plan(plan)}
-
-
-def _find_startup() -> dict[str, str]:
-    """Return the environment variable that has Python load what is in ``startup``."""
-    startup = str(Path(__file__).parent / "startup")
-    others = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": startup + (os.pathsep + others if others else "")}
 
 
 def _measure(command: list[str]) -> Report | None:

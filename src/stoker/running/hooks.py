@@ -7,11 +7,10 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from stoker.analysis.probe.backward_watch import watch_backward
-from stoker.analysis.probe.loaders import find_builders
+from stoker.analysis.probe.builders import hook_loaders
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.warn import say
@@ -32,49 +31,24 @@ def attach(loader_class: Any) -> None:
     module = sys.modules[loader_class.__module__]
     process = _running_process()
 
-    def adopt(loader: Any, start: Any, built: Any) -> Any:
+    def adopt(loader: Any, start: Any) -> Any:
         if module.get_worker_info() is not None or multiprocessing.current_process().daemon:
             return start(loader)  # such processes cannot start others
-        changed = process.adopt(loader, built)
+        changed = process.adopt(loader)
         return start(loader) if changed is None else changed.iterate(loader)
 
-    _hook(loader_class, adopt)
+    hook_loaders(loader_class, adopt)
 
 
 def attach_stateful(loader_class: Any) -> None:
     """Put the hooks on torchdata's loader, which builds and iterates without PyTorch's own."""
     process = _running_process()
 
-    def leave(loader: Any, start: Any, built: Any) -> Any:
-        process.leave(loader, built, "its position is that of its own workers")
+    def leave(loader: Any, start: Any) -> Any:
+        process.leave(loader, "its position is that of its own workers")
         return start(loader)
 
-    _hook(loader_class, leave)
-
-
-def _hook(loader_class: Any, iterate: Callable[[Any, Any, Any], Any]) -> None:
-    """Have ``iterate`` stand for what makes iterators: it gets the loader, that, and the place."""
-    build = loader_class.__init__
-    places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(build)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        build(self, *args, **kwargs)
-        if self not in places:  # a subclass may build its parent twice
-            places[self] = find_builders(self)
-
-    def hook(name: str) -> None:
-        start = getattr(loader_class, name)
-
-        @functools.wraps(start)
-        def begin(self: Any) -> Any:
-            return iterate(self, start, places.get(self, (("somewhere",), ("", 0))))
-
-        setattr(loader_class, name, begin)
-
-    loader_class.__init__ = __init__
-    hook("__iter__")
-    hook("_get_iterator")  # which loaders with an ``__iter__`` of their own may call
+    hook_loaders(loader_class, leave)
 
 
 @functools.cache
@@ -101,7 +75,7 @@ class _RunningProcess:
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
 
-    def adopt(self, loader: Any, built: Any) -> ChangedLoader | None:
+    def adopt(self, loader: Any) -> ChangedLoader | None:
         """Return a loader with other settings, which are chosen at its first iteration.
 
         None if it is left as it is.
@@ -111,21 +85,21 @@ class _RunningProcess:
         if loader in self._known:
             found: ChangedLoader | None = self._known[loader]
             return found
-        site = self._name(loader, built[0])
+        site = self._name(loader)
         try:
-            found = self._choose(loader, site, built[1])
+            found = self._choose(loader, site)
         except Exception as error:
             self._say(f"{site}: left as it is: {type(error).__name__}: {error}")
             found = None
         self._known[loader] = found
         return found
 
-    def leave(self, loader: Any, built: Any, why: str) -> None:
+    def leave(self, loader: Any, why: str) -> None:
         """Say once that a loader is left as it is."""
         if loader in self._known:
             return
         self._known[loader] = None
-        site = self._name(loader, built[0])
+        site = self._name(loader)
         self._outcome.note(site)
         self._tell(site, f"left as it is: a {type(loader).__name__}: {why}")
 
@@ -140,8 +114,9 @@ class _RunningProcess:
         self._say(f"{site}: {text}")
         return True
 
-    def _name(self, loader: Any, sites: tuple[str, ...]) -> str:
+    def _name(self, loader: Any) -> str:
         """Name a loader as the analysis does: by its line; if that is taken, by a caller's."""
+        sites: tuple[str, ...] = vars(loader).get("_stoker_built", ("somewhere",))
         taken = sum(others[0] == sites[0] for others, _ in self._names.values())
         names = [
             # Of one that is gone: it is built anew for every epoch.
@@ -152,7 +127,7 @@ class _RunningProcess:
         self._names[names[0]] = sites, weakref.ref(loader)
         return names[0]
 
-    def _choose(self, loader: Any, site: str, place: tuple[str, int]) -> ChangedLoader | None:
+    def _choose(self, loader: Any, site: str) -> ChangedLoader | None:
         # A loader that is built anew for every epoch is tried once.
         examples = content_digest(loader.dataset), content_digest(loader.collate_fn)
         kind = site, loader.num_workers, loader.batch_size, examples
@@ -174,6 +149,7 @@ class _RunningProcess:
                 self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
             is_new = self._tell(site, describe(choice))
             if is_new and self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
+                place = vars(loader).get("_stoker_place", ("", 0))
                 say(show_edits(place, choice).removesuffix("\n"))
         choice, pace = self._choices[kind]
         if not choice.is_changed:

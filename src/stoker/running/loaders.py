@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from stoker.analysis.model.gains import WORTH
+from stoker.analysis.model.changes import WORTH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.basics.resources import process_group, usable_cores
 from stoker.running.examples.kept_examples import is_cached, plan_bytes

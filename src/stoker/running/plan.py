@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.model.changes import find_kept, plan_keeping, with_kept, with_workers
-from stoker.analysis.model.gains import WORTH, predict_gain
+from stoker.analysis.model.changes import choose_kept_workers
 from stoker.analysis.model.report import LoaderOptions, Report
 
 VARIABLE = "STOKER_RUN_PLAN"
@@ -71,7 +70,7 @@ def make_plan(
         persistent = persistent or options.persistent_workers
         if options.num_workers or options.prefetch_factor:
             gain = max(gain, action.gain.value)
-    kept_workers, kept_gain = _choose_kept_workers(report, workers) or (workers, None)
+    kept_workers, kept_gain = choose_kept_workers(report, workers) or (workers, None)
     seen = report.as_it_is
     return RunPlan(
         loader=report.loader.name,
@@ -91,35 +90,6 @@ def make_plan(
         print_diff=print_diff,
         report="" if path is None else str(path.absolute()),
     )
-
-
-def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, float] | None:
-    """Return the workers of a loader whose examples are kept, and the gain of both.
-
-    They are the fewest that training gains by, from the job's own, for which None stands, to
-    ``most``. Where all examples are kept, training must have been tried with as many: a worker's
-    time is no longer that of preparing, but that of handing over. So there are none, if training is
-    faster without. None if the analysis cannot tell: its loader's examples are random, or
-    uncounted.
-    """
-    kept, own = plan_keeping(report), report.loader.workers
-    if kept is None:
-        return None
-    whole = find_kept(report)
-    tried = {point.workers for point in report.kept if point.trained is not None}
-
-    def predict(count: int) -> float:
-        return predict_gain(
-            report, job=lambda case: with_kept(with_workers(case, count), kept[1], whole)
-        ).value
-
-    best, gain = own, predict(own)
-    for count in range(own + 1, (most or own) + 1):
-        if (kept[1] < 1.0 or count in tried) and (found := predict(count)) > gain * WORTH:
-            best, gain = count, found
-    if own and kept[1] >= 1.0 and 0 in tried and (found := predict(0)) > gain * WORTH:
-        best, gain = 0, found
-    return None if best == own else best, gain
 
 
 def read_plan() -> RunPlan:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
-from stoker.schedule.late_order import LateRecord
 from stoker.schedule.pools.adaptive import AdaptiveSnapshot, unpack
 
 # Raised whenever the meaning of a record changes.
@@ -82,6 +81,18 @@ class EchoRecord:
     epochs: Mapping[int, Decisions]
 
 
+class DecidedLate(Protocol):
+    """What batches of an epoch left behind."""
+
+    def after(self, earlier: Any) -> DecidedLate:
+        """Return this with what an earlier part of the epoch left behind before it."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        ...
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A decoded result of ``pipeline.record()``.
@@ -109,25 +120,16 @@ class RunRecord:
                 f"the record belongs to another pipeline: {difference_of(self.pipeline, pipeline)}"
             )
 
-    def late_of(self, epoch: int, group: int, late: int, total: int) -> LateRecord:
-        """Return what the batches of an epoch left behind.
+    def late_of(self, epoch: int) -> Any:
+        """Return what the batches of an epoch left behind, as it was encoded.
 
-        Args:
-            epoch: the epoch.
-            group: the examples in a batch.
-            late: how many batches an example may move on by.
-            total: the examples in the batches of the epoch.
-
-        Raises StateError if it is not on record, or damaged.
+        Raises StateError if it is not on record.
         """
         found = self.late.get(epoch)
         if found is None:
             known = _list_epochs(sorted(self.late))
             raise StateError(f"the record has no epoch {epoch}; it has {known}")
-        try:
-            return LateRecord.from_json(found, group, late, total)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
+        return found
 
     def of(self, position: int, epoch: int) -> Decisions:
         """Return the decisions of an echo in an epoch.
@@ -181,7 +183,7 @@ def encode(
     seed: int,
     pipeline: list[str],
     echoes: Mapping[int, EchoRecord],
-    late: Mapping[int, LateRecord] | None = None,
+    late: Mapping[int, DecidedLate] | None = None,
 ) -> dict[str, Any]:
     """Return a record, ready for JSON. It takes little more than 1.25 bytes a step, at most."""
     return {

@@ -1,8 +1,8 @@
 """``Origin``: the beginning of a chain, as stages, chain and engine see it.
 
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
-resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
-loader (``sources.loader``) yields ready batches in an order of its own. A new ``Source`` needs no
+resuming are integers alone; a stream (``steps.iterable``) can only be read from its beginning; a
+loader (``steps.loader``) yields ready batches in an order of its own. A new ``Source`` needs no
 new kind: ``DatasetSource`` is the ``IndexedSource`` of any.
 """
 
@@ -59,12 +59,8 @@ class SourcePlan(Protocol):
         """Examples are read by number, from an ``IndexedSource``."""
         ...
 
-    def take_examples(self, source: Any) -> None:
-        """Examples are taken one after another, from an ``IterableSource``."""
-        ...
-
-    def take_batches(self, source: Any) -> None:
-        """Ready batches are taken one after another, from a ``LoaderSource``."""
+    def iterate(self, source: Any) -> None:
+        """Examples, or ready batches, are taken one after another, from a ``HeadSource``."""
         ...
 
 

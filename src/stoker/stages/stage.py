@@ -43,6 +43,7 @@ class Traits:
         caches: it keeps what passes, and changes nothing of it, nor of a state.
         joins: it makes one output of as many inputs as it takes.
         scans: what it makes of an example depends on those before it.
+        late: examples that are not ready may come after later ones.
         inside: it belongs to a part of a mixture, whose other parts pass it untouched.
     """
 
@@ -60,6 +61,7 @@ class Traits:
     caches: bool = False
     joins: bool = False
     scans: bool = False
+    late: bool = False
     inside: bool = False
 
 
@@ -140,10 +142,9 @@ class EnginePlan(Protocol):
     def cache(self, stage: Any) -> None: ...
     def batch(self, stage: Any) -> None: ...
     def plan_batches(self, rule: BatchRule) -> None: ...
-    def pack(self, stage: Any) -> None: ...
-    def scan(self, stage: Any) -> None: ...
+    def own(self, stage: Any) -> None: ...
+    def join(self, length: int) -> None: ...
     def echo(self, stage: Any) -> None: ...
-    def move(self, stage: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,16 @@ class ChainStage(ABC):
         Raises ValueError or StateError where it cannot run.
         """
 
+    def check_leg(self) -> None:  # noqa: B027 few stages mind
+        """Raise StateError if other ranks cannot go on with it in the middle of an epoch."""
+
     def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
+
+    @property
+    def allocate(self) -> Callable[[int], memoryview] | None:
+        """What allocates the memory of batches that it moves; None if it moves none."""
+        return None
 
     def user_objects(self) -> list[UserObject]:
         """Return the objects of the user's that it calls."""

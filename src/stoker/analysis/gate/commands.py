@@ -69,11 +69,9 @@ def gate(
     """
     from rich.console import Console
 
-    from stoker.analysis.gate.conditions import parse_condition
-    from stoker.analysis.gate.judging import combine, judge
-    from stoker.analysis.gate.record import GateRecord, write_record
+    from stoker.analysis.gate.judging import GateRecord, combine, judge, write_record, write_text
+    from stoker.analysis.gate.metrics import parse_condition
     from stoker.analysis.gate.runs import Runner
-    from stoker.analysis.gate.summaries import write_text
     from stoker.analysis.host_load import watch_host
     from stoker.analysis.model.report import HostLoad
     from stoker.analysis.model.trace import AnalysisError

@@ -1,4 +1,4 @@
-"""Decides whether runs meet a condition: worse, not worse, or undecided.
+"""Decides whether runs meet a condition: worse, not worse, or undecided; and says so.
 
 A condition that the first runs meet is tried again, with as many new runs, and the job is worse if
 they meet it too. Without any tolerance, one round calls a job worse than itself in 2.5 % of the
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from stoker.analysis.gate.conditions import FALLS, Condition
-from stoker.analysis.gate.figures import RunFigures
-from stoker.analysis.gate.intervals import count_runs, estimate_interval
+from stoker.analysis.gate.metrics import FALLS, Condition, RunFigures
+from stoker.analysis.model.intervals import count_values, estimate_interval
+from stoker.analysis.model.report import HostLoad
+from stoker.basics.resources import format_rounded
 
 WORSE, FINE, UNDECIDED = "worse", "not worse", "undecided"
 # A wait of no time at all has no logarithm: the clock counts nanoseconds.
@@ -74,7 +76,7 @@ def judge(condition: Condition, rounds: Sequence[RunRound]) -> Judgement:
     elif found.high <= threshold:
         verdict = FINE
     else:
-        runs_needed = count_runs(values, threshold)
+        runs_needed = count_values(values, threshold)
     sign = _sign(condition)
     low, high = sorted((sign * found.low, sign * found.high))
     at = math.exp if form == "ratio" else float
@@ -116,3 +118,89 @@ def _list_values(
 def combine(verdicts: Sequence[str]) -> str:
     """Return the verdict over all conditions: the worst."""
     return next((each for each in (WORSE, UNDECIDED) if each in verdicts), FINE)
+
+
+class GateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of a script, in the order in which they ran, and what they decide."""
+
+    schema: str = "stoker-gate/1"
+    stoker: str
+    """The version of stoker that wrote the file."""
+    made: str
+    """Date and time, ISO 8601."""
+    command: list[str]
+    runs: list[RunFigures]
+    base: list[RunFigures] = []
+    """The other version's, each beside the run of the same number; empty without one."""
+    judgements: list[Judgement]
+    verdict: str
+    """"worse", "not worse" or "undecided": the worst of the judgements."""
+    host: HostLoad | None = None
+    """Who used the processors during the runs; None where the kernel does not tell."""
+
+
+def write_record(record: GateRecord, path: Path) -> None:
+    """Write a record as JSON. Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def write_text(record: GateRecord) -> str:
+    """Describe the outcome for the terminal."""
+    lines = [_describe(judgement) for judgement in record.judgements]
+    return "\n".join([*lines, *_list_remarks(record)])
+
+
+def show_figure(metric: str, value: float) -> str:
+    """Return a metric's value with its unit."""
+    if metric == "stall":
+        return f"{value:.1%}"
+    if metric in FALLS:
+        return f"{format_rounded(value, 4)}/s"
+    return f"{format_rounded(value * 1e3)} ms" if abs(value) < 1 else f"{format_rounded(value)} s"
+
+
+def _describe(judgement: Judgement) -> str:
+    """Describe a judgement in a line."""
+    text = (
+        f"{judgement.verdict}: {judgement.condition}: {_name(judgement)} "
+        f"{_interval(judgement)}, threshold {_show(judgement, judgement.threshold)}"
+    )
+    return text + (f"; {_advise(judgement)}" if judgement.verdict == UNDECIDED else "")
+
+
+def _list_remarks(record: GateRecord) -> list[str]:
+    """Return remarks on the machine."""
+    host = record.host
+    if host is None or not host.is_busy:
+        return []
+    taken = host.others_cores + host.steal_cores
+    return [
+        f"The machine was busy: others used {taken:.1f} of {host.cores} processors during the runs."
+    ]
+
+
+def _show(judgement: Judgement, value: float) -> str:
+    if judgement.form == "ratio":
+        return f"{value:.3f}"
+    shown = show_figure(judgement.metric, value)
+    return f"+{shown}" if judgement.form == "difference" and value >= 0 else shown
+
+
+def _name(judgement: Judgement) -> str:
+    if judgement.form == "ratio":
+        return f"{judgement.metric} / base"
+    return f"{judgement.metric} - base" if judgement.form == "difference" else judgement.metric
+
+
+def _interval(judgement: Judgement) -> str:
+    # Student's t does not know that no time, share or speed is below 0.
+    lowest = 0.0 if judgement.form == "value" else judgement.low
+    ends = judgement.value, max(lowest, judgement.low), judgement.high
+    value, low, high = (_show(judgement, each) for each in ends)
+    return f"{value} ({low} to {high})"
+
+
+def _advise(judgement: Judgement) -> str:
+    if judgement.runs_needed is None:
+        return "more runs would hardly decide it: the mean is near the threshold"
+    return f"about --runs {judgement.runs_needed} would decide it"

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stoker.analysis.gate.conditions import Condition
-from stoker.analysis.gate.figures import RunFigures, measure_run
-from stoker.analysis.gate.judging import RunRound, looks_worse
-from stoker.analysis.gate.summaries import show_figure
+from stoker.analysis.gate.judging import RunRound, looks_worse, show_figure
+from stoker.analysis.gate.metrics import Condition, RunFigures, measure_run
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace
 from stoker.analysis.phases import Stopped
 from stoker.analysis.scripts.script_process import describe_crash

@@ -39,11 +39,11 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
     job = replace(apart, ingestion=rate / compute)
     reached = interpolate(job.efficiency, job.workers, 1.0)
     if reached < compute:
-        job, reached = _scale_efficiency(job, compute / reached), compute
+        job, reached = scale_efficiency(job, compute / reached), compute
     now = predict(job)
-    prep = predict(_scale_fetch(job, math.inf)).loader
+    prep = predict(scale_fetch(job, math.inf)).loader
     parts: list[tuple[float, Scale]] = [
-        (now.fetch, _scale_fetch),
+        (now.fetch, scale_fetch),
         (reached * prep, _scale_prep),
         (reached * now.processors, _scale_processors),
     ]
@@ -52,7 +52,7 @@ def calibrate(apart: Measured, rate: float, compute: float) -> Measured:
     training = reached * job.ingestion
     if not short and rate < training:
         if training <= given and training <= (1 + TOLERANCE) * rate:
-            return _scale_efficiency(job, compute / reached)
+            return scale_efficiency(job, compute / reached)
         short = [(given, scale)]
     for given, scale in short:
         job = scale(job, rate / given)
@@ -66,11 +66,12 @@ def _calibrate_alone(apart: Measured, rate: float, compute: float) -> Measured:
     compute = min(compute, MOST_ALONE)
     job = replace(job, ingestion=rate / compute)
     faster = rate / (1.0 - compute) / predict(job).loader
-    job = _scale_prep(_scale_fetch(job, faster), faster)
+    job = _scale_prep(scale_fetch(job, faster), faster)
     return _scale_processors(job, max(1.0, rate / predict(job).processors))
 
 
-def _scale_fetch(job: Measured, faster: float) -> Measured:
+def scale_fetch(job: Measured, faster: float) -> Measured:
+    """Return the job with faster storage and page cache, where they are known."""
     if job.storage is None or job.cache is None:
         return job
     most = None if job.storage_most is None else faster * job.storage_most
@@ -95,6 +96,7 @@ def _scale_processors(job: Measured, faster: float) -> Measured:
     )
 
 
-def _scale_efficiency(job: Measured, share: float) -> Measured:
+def scale_efficiency(job: Measured, share: float) -> Measured:
+    """Return the job with training on data in memory by so much nearer to its limits."""
     known = job.efficiency or ((job.workers, 1.0),)
     return replace(job, efficiency=tuple((count, min(1.0, share * one)) for count, one in known))

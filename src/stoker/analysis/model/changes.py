@@ -1,16 +1,29 @@
-"""Changes of a measured job beyond those of what-if: its workers, and examples that are kept."""
+"""Changes of a measured job beyond those of what-if, the gain of each, and choices of workers."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from stoker.analysis.model.calibration import scale_fetch
 from stoker.analysis.model.formulas import interpolate, prep_rate
-from stoker.analysis.model.model import Change, Measured, cache_rate, storage_rate
-from stoker.analysis.model.report import Report, find_efficiency, to_measured
+from stoker.analysis.model.model import (
+    NOTHING,
+    Change,
+    Measured,
+    cache_rate,
+    predict,
+    storage_rate,
+)
+from stoker.analysis.model.report import Rate, Report, find_efficiency, find_prep, to_measured
 
 Points = tuple[tuple[int, float], ...]
 """Values by number of workers, ascending."""
 
+WORTH = 1.02
+"""Actions with a smaller gain are not listed: predictions are wrong by about as much
+(bench/analyze_accuracy.py)."""
 # The fraction of the host's memory for a cache: as with ``limit="auto"`` (cache/location.py).
 MEMORY_FRACTION = 0.5
 # What an example in a cache takes beside its arrays: head, names and dtypes.
@@ -68,13 +81,6 @@ def with_faster_prep(case: Measured, faster: float) -> Measured:
     return replace(case, prep=prep, prep_cpu=cpu)
 
 
-def with_efficiency(case: Measured, faster: float) -> Measured:
-    """Return the job with training on data in memory by so much nearer to its limits."""
-    return replace(
-        case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
-    )
-
-
 def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
     """Return the job with a fraction of its examples in a cache, and the others as they are.
 
@@ -130,10 +136,82 @@ def with_less_work(case: Measured, saved: float, later_s: float) -> Measured:
 
 def _with_less_fetching(case: Measured, held: float) -> Measured:
     # Not 0 if everything is kept: it is a divisor.
-    left = max(1.0 - held, 1e-9)
-    return replace(
-        case,
-        storage=case.storage / left if case.storage else None,
-        cache=case.cache / left if case.cache else None,
-        miss_s=case.miss_s * (1.0 - held),
-    )
+    faster = 1.0 / max(1.0 - held, 1e-9)
+    return replace(scale_fetch(case, faster), miss_s=case.miss_s * (1.0 - held))
+
+
+def predict_gain(
+    report: Report,
+    after: Change = NOTHING,
+    before: Change = NOTHING,
+    job: Callable[[Measured], Measured] = lambda case: case,
+) -> Rate:
+    """Return the predicted speed after a change, or of another job, divided by the speed before.
+
+    The interval spans the corners of the intervals of G, P, S and C.
+    """
+    cases = [to_measured(report), *_list_corners(report)]
+    value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)
+    return Rate(value, min(value, *others), max(value, *others))
+
+
+def _list_corners(report: Report) -> list[Measured]:
+    """Return the job with each of its rates at either end of its interval."""
+    rates, middle = report.rates, to_measured(report)
+    ends = [find_ends(rate) for rate in (rates.G, rates.P or find_prep(report), rates.S, rates.C)]
+    return [
+        replace(
+            middle,
+            ingestion=middle.ingestion * g,
+            prep=tuple((count, rate * p) for count, rate in middle.prep),
+            storage=middle.storage * s if middle.storage else None,
+            cache=middle.cache * c if middle.cache else None,
+        )
+        for g, p, s, c in itertools.product(*ends)
+    ]
+
+
+def find_ends(rate: Rate | None) -> tuple[float, float]:
+    """Return the ends of an interval over its middle; 1 for a rate that is not known."""
+    if rate is None:
+        return 1.0, 1.0
+    # The model divides by rates.
+    return max(rate.low / rate.value, 0.01), rate.high / rate.value
+
+
+def choose_workers(own: int, counts: Iterable[int], rate: Callable[[int], float]) -> int:
+    """Return the best of these numbers of workers, the fewest first: each must bring WORTH more.
+
+    ``own`` are those of the job as it is; ``rate`` predicts the speed with a number of them.
+    """
+    best, most = own, rate(own)
+    for count in counts:
+        found = rate(count)
+        if found > most * WORTH:
+            best, most = count, found
+    return best
+
+
+def choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, float] | None:
+    """Return the workers of a loader whose examples are kept, and the gain of both.
+
+    They are the fewest that training gains by, from the job's own, for which None stands, to
+    ``most``. Where all examples are kept, training must have been tried with as many: a worker's
+    time is no longer that of preparing, but that of handing over. So there are none, if training is
+    faster without. None if the analysis cannot tell: its loader's examples are random, or
+    uncounted.
+    """
+    kept, own = plan_keeping(report), report.loader.workers
+    if kept is None:
+        return None
+    whole, (_, held) = find_kept(report), kept
+    tried = {point.workers for point in report.kept if point.trained is not None}
+
+    def gain(count: int) -> float:
+        return predict_gain(
+            report, job=lambda case: with_kept(with_workers(case, count), held, whole)
+        ).value
+
+    counts = [*range(own + 1, (most or own) + 1), *([0] if own and held >= 1.0 else [])]
+    best = choose_workers(own, (count for count in counts if held < 1.0 or count in tried), gain)
+    return None if best == own else best, gain(best)

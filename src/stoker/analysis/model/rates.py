@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stoker.analysis.cold_reads import Reads
+from stoker.analysis.model.intervals import estimate_interval
 from stoker.analysis.model.report import AsItIs, Rate, TransformCost
 from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
 from stoker.analysis.probe import records
@@ -20,10 +21,6 @@ _BLOCKS = 8
 # Fewer looks tell nothing: 100 looks alone give intervals of up to 20 percent. Pieces with less of
 # the time are not worth naming. Chosen, not measured.
 _FEWEST_LOOKS, _SMALLEST_SHARE = 100, 0.03
-# Student's t for 95 %, by degrees of freedom.
-_T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
-# Student's t for more degrees of freedom, approximately.
-_T_MANY = 1.96
 
 
 def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
@@ -37,15 +34,9 @@ def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     value = sum(amount for amount, _ in blocks) / sum(seconds for _, seconds in blocks)
     if len(blocks) == 1:
         return Rate(value, 0.0, 2 * value)
-    rates = [amount / seconds for amount, seconds in blocks]
-    mean = sum(rates) / len(rates)
-    spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
-    half = _find_t(len(rates) - 1) * spread / math.sqrt(len(rates))
+    found = estimate_interval([amount / seconds for amount, seconds in blocks])
+    half = found.value - found.low
     return Rate(value, max(0.0, value - half), value + half)
-
-
-def _find_t(freedom: int) -> float:
-    return _T[freedom - 1] if freedom <= len(_T) else _T_MANY
 
 
 def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
@@ -148,6 +139,13 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
     return [epochs[number] for number in sorted(epochs)]
 
 
+def make_step(before: Row, after: Row) -> Step:
+    """Return the step from a call of ``next()`` to the next one."""
+    return Step(
+        (after.entered_ns - before.entered_ns) / 1e9, (before.left_ns - before.entered_ns) / 1e9
+    )
+
+
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
@@ -239,12 +237,10 @@ def estimate_mean(values: Sequence[float]) -> Rate:
 
     That is wider than the interval of their mean: another analysis meets another load of the host.
     """
-    mean = sum(values) / len(values)
-    count = len(values)
-    if count < 2:
-        return Rate(mean, mean, mean)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    half = _find_t(count - 1) * spread * math.sqrt(1 + 1 / count)
+    if len(values) < 2:
+        return Rate(values[0], values[0], values[0])
+    found = estimate_interval(values)
+    mean, half = found.value, (found.value - found.low) * math.sqrt(len(values) + 1)
     return Rate(mean, mean - half, mean + half)
 
 

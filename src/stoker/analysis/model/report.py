@@ -30,6 +30,9 @@ class Rate(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:,.0f} ({self.low:,.0f} to {self.high:,.0f})"
+
 
 class Rates(msgspec.Struct, frozen=True):
     """The five rates, in examples/s; None where one could not be told apart (``reasons`` says why).
@@ -73,6 +76,11 @@ class LoaderOptions(msgspec.Struct, frozen=True):
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
     prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
     persistent_workers: bool = False
+
+    def __str__(self) -> str:
+        """Return the code that sets them."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return f"DataLoader(..., {', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -342,9 +350,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             if rate is None:
                 lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
             else:
-                lines.append(
-                    f"  {name}  {rate.value:,.0f} examples/s ({rate.low:,.0f} to {rate.high:,.0f})"
-                )
+                lines.append(f"  {name}  {rate} examples/s")
         lines += [
             f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
             "the preparation"
@@ -358,9 +364,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
+def find_point(curve: Sequence[PrepPoint], workers: int) -> PrepPoint | None:
+    """Return the point of a scaling curve for a number of workers; None if there is none."""
+    return next((point for point in curve if point.workers == workers), None)
+
+
 def find_prep(report: Report) -> Rate | None:
     """Return P with the job's own number of workers, fetching over a network included."""
-    return next((p.rate for p in report.prep if p.workers == report.loader.workers), None)
+    own = find_point(report.prep, report.loader.workers)
+    return None if own is None else own.rate
 
 
 def to_measured(report: Report) -> Measured:

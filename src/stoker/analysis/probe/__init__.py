@@ -12,59 +12,27 @@ it fails.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable
 from types import ModuleType
 
-_LOADER = "torch.utils.data.dataloader"
-_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
-_AUTOGRAD = "torch.autograd"
-_PIPELINE = "stoker.pipeline"
+_HOOKS = {
+    "torch.utils.data.dataloader": "attach",
+    "torchdata.stateful_dataloader.stateful_dataloader": "attach_stateful",
+    "torch.autograd": "watch_backward",
+    "stoker.pipeline": "attach_pipelines",
+}
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """An import hook: attaches the probe to PyTorch's data loaders as they are imported."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._awaited = {_LOADER, _STATEFUL, _AUTOGRAD, _PIPELINE}
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._awaited:
-            return None
-        self._awaited.remove(fullname)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def executed(module: ModuleType) -> None:
-            vars(loader).pop("exec_module")
-            execute(module)
-            from . import backward_watch, hooks
-
-            try:
-                if fullname == _LOADER:
-                    hooks.attach(module, self.folder)
-                elif fullname == _STATEFUL:
-                    hooks.attach_subclass(module.StatefulDataLoader)
-                elif fullname == _PIPELINE:
-                    hooks.attach_pipelines(module, self.folder)
-                else:
-                    backward_watch.watch_backward(module, self.folder)
-            except Exception as error:
-                hooks.note_failure(self.folder, "attach", error)
-
-        loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
+def list_hooks(folder: str) -> dict[str, Callable[[ModuleType], None]]:
+    """Return the functions that attach the probe, by the module that each is to be called with."""
+    return {name: functools.partial(_attach, hook, folder) for name, hook in _HOOKS.items()}
 
 
-def install(folder: str) -> None:
-    """Attach the probe as soon as PyTorch's data loader is imported."""
-    sys.meta_path.insert(0, _AfterImport(folder))
+def _attach(hook: str, folder: str, module: ModuleType) -> None:
+    from . import hooks  # not before: most processes have no loader
+
+    try:
+        getattr(hooks, hook)(module, folder)
+    except Exception as error:
+        hooks.note_failure(folder, "attach", error)

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, epochs, replay, stacks, workers
-from .loaders import LoaderState, ProbedProcess, find_builders
+from . import backward_watch, drain_session, replay, stacks, workers
+from .builders import hook_loaders, note_builders
+from .loaders import LoaderState, ProbedProcess
 from .records import (
     BATCH,
     END,
@@ -43,10 +44,15 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def attach_subclass(loader_class: Any) -> None:
-    """Put the hooks on a class of loaders that has an ``__iter__`` of its own."""
+def attach_stateful(module: ModuleType, folder: str) -> None:
+    """Put the hooks on torchdata's loader, which has an ``__iter__`` of its own."""
     if _cover is not None:
-        _cover(loader_class)
+        _cover(module.StatefulDataLoader)
+
+
+def watch_backward(module: ModuleType, folder: str) -> None:
+    """Note training without a loader (``torch.autograd``)."""
+    backward_watch.watch_backward(module, folder)
 
 
 def attach(module: ModuleType, folder: str) -> None:
@@ -66,51 +72,32 @@ def attach(module: ModuleType, folder: str) -> None:
             setattr(owner, name, original)
         note_failure(folder, where, error)
 
-    def cover(loader_class: Any) -> None:
-        make = loader_class.__init__
-
-        @functools.wraps(make)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            make(self, *args, **kwargs)
-            if "_stoker_built" not in self.__dict__:
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
-
-        def hook(name: str) -> None:
-            start = getattr(loader_class, name)
-
-            @functools.wraps(start)
-            def begin(self: Any) -> Any:
-                is_begun = _thread.begins or drain_session.draining
-                if is_begun or module.get_worker_info() is not None or _is_part():
-                    return start(self)
-                try:
-                    seen = _find_process(folder).adopt(self)
-                    if seen is not None:
-                        seen.look_at_dataset(self.dataset, begins=True)
-                    entered = _clock()
-                except Exception as error:
-                    disable("iter", error)
-                    return start(self)
-                if seen is None:
-                    return start(self)
-                made = seen.conducted
-                _thread.begins = True
-                try:
-                    iterator = start(self) if made is None else epochs.begin_epoch(self, made)
-                finally:
-                    _thread.begins = False
-                try:
-                    seen.keep_parts(self, iterator)
-                    seen.note_epoch(iterator, entered, STARTED | TRAINS * grad_enabled())
-                except Exception as error:
-                    disable("iter", error)
-                return iterator
-
-            put(loader_class, name, begin)
-
-        put(loader_class, "__init__", __init__)
-        hook("__iter__")
-        hook("_get_iterator")  # which loaders with an ``__iter__`` of their own may call
+    def iterate(loader: Any, start: Callable[[Any], Any]) -> Any:
+        is_begun = _thread.begins or drain_session.draining
+        if is_begun or module.get_worker_info() is not None or _is_part():
+            return start(loader)
+        try:
+            seen = _find_process(folder).adopt(loader)
+            if seen is not None:
+                seen.look_at_dataset(loader.dataset, begins=True)
+            entered = _clock()
+        except Exception as error:
+            disable("iter", error)
+            return start(loader)
+        if seen is None:
+            return start(loader)
+        made = seen.conducted
+        _thread.begins = True
+        try:
+            iterator = start(loader) if made is None else replay.begin_epoch(loader, made)
+        finally:
+            _thread.begins = False
+        try:
+            seen.keep_parts(loader, iterator)
+            seen.note_epoch(iterator, entered, STARTED | TRAINS * grad_enabled())
+        except Exception as error:
+            disable("iter", error)
+        return iterator
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
@@ -136,8 +123,8 @@ def attach(module: ModuleType, folder: str) -> None:
             disable("create_fetcher", error)
         return fetcher
 
-    _cover = cover
-    cover(module.DataLoader)
+    _cover = functools.partial(hook_loaders, iterate=iterate, put=put)
+    _cover(module.DataLoader)
     put(module._BaseDataLoaderIter, "__next__", __next__)
     put(module._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
 
@@ -157,8 +144,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         if _is_part():
             return start(self)
         try:
-            if "_stoker_built" not in self.__dict__:  # a chain is built in many places
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
+            note_builders(self)  # here, as a chain is built in many places
             seen = _find_process(folder).adopt(self)
         except Exception as error:
             note_failure(folder, "iter", error)
@@ -261,16 +247,16 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     try:
         takeover = process.takeover
         if takes and takeover is not None and not seen.trains and takeover.spare is not None:
-            if epochs.is_over(iterator, seen.length):
+            if replay.is_over(iterator, seen.length):
                 raise StopIteration
             batch, counts = takeover.spare.next(), False
         elif takes:
             if takeover is None:
                 takeover = process.takeover = drain_session.DrainSession(iterator, seen)
-            batch = takeover.next(lambda: epochs.is_over(iterator, seen.length))
+            batch = takeover.next(lambda: replay.is_over(iterator, seen.length))
         elif last:
             batch, counts = last[0], False
-        elif epochs.is_over(iterator, seen.length):
+        elif replay.is_over(iterator, seen.length):
             raise StopIteration
         else:
             assert seen.bank is not None

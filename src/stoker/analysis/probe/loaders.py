@@ -15,10 +15,9 @@ import sys
 import threading
 import time
 import weakref
-from types import FrameType
 from typing import Any, NoReturn
 
-from . import backward_watch, drain_session, epochs, exit_log, replay
+from . import backward_watch, drain_session, exit_log, replay
 from .dataset.state import find_changes, read_state
 from .records import (
     END_PLACE,
@@ -41,9 +40,6 @@ _LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 # Epochs without a backward pass, one after the other, behind which the script trains without any.
 # A loop evaluates once or twice on the data that it trains on. Chosen, not measured.
 _MOST_BARREN = 4
-Builders = tuple[tuple[str, ...], tuple[str, int]]
-# Where the script built the loaders that it has.
-_builders: weakref.WeakKeyDictionary[Any, Builders] = weakref.WeakKeyDictionary()
 # Of a loader.
 _TOLD = (
     "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers", "changes",
@@ -118,7 +114,7 @@ class LoaderState:
 
     def keep_parts(self, loader: Any, iterator: Any) -> None:
         """Keep what replay and drains need of a loader."""
-        iterator.__dict__["_stoker_loader"] = epochs.take_parts(loader)
+        iterator.__dict__["_stoker_loader"] = replay.take_parts(loader)
         self.process.iterators.add(iterator)
 
     def note_epoch(self, iterator: Any, entered: int, kind: int) -> None:
@@ -247,41 +243,6 @@ class ProbedProcess:
         cuda = self.torch.cuda
         if cuda.is_initialized():
             cuda.synchronize()
-
-
-def find_builders(loader: Any) -> Builders:
-    """Return file:line of the code that built a loader and of its callers, and its path and line.
-
-    The nearest comes first. Installed packages are left out, unless everything is in packages. If
-    one of them builds a loader in place of another, as Accelerate does, the other's are returned.
-    """
-    # The next frame above is the hook's, the one after that builds the loader; `stoker run` has
-    # another one between them.
-    nearest = sys._getframe(2)
-    if nearest.f_code.co_filename == "<stoker run>":
-        nearest = nearest.f_back or nearest
-    frames = []
-    caller: FrameType | None = nearest
-    while caller is not None:
-        if not _is_installed(caller):
-            frames.append(caller)
-        caller = caller.f_back
-    places = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames or [nearest]]
-    path, line = places[0]
-    sites = tuple(f"{os.path.basename(name)}:{at}" for name, at in places)
-    found = sites, (os.path.abspath(path), line)
-    if not hasattr(loader, "dataset"):  # a pipeline
-        return found
-    if not _is_installed(nearest):
-        _builders[loader] = found
-        return found
-    same = {at for other, at in list(_builders.items()) if other.dataset is loader.dataset}
-    return same.pop() if len(same) == 1 else found
-
-
-def _is_installed(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return "site-packages" in name or "dist-packages" in name or name[:1] == "<"
 
 
 def _describe_loader(loader: Any) -> str:

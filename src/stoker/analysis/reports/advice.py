@@ -6,17 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from stoker.analysis.model.calibration import scale_efficiency
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
-    with_efficiency,
+    WORTH,
+    choose_workers,
+    predict_gain,
     with_faster_prep,
     with_processes,
     with_workers,
 )
 from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
@@ -26,8 +28,10 @@ from stoker.analysis.model.model import (
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
+    PrepPoint,
     Rate,
     Report,
+    find_point,
     find_prep,
     to_measured,
     to_measured_apart,
@@ -83,12 +87,12 @@ def advise(report: Report) -> list[Action]:
 def _advise_workers(report: Report) -> Iterator[Action]:
     """Advise the best number of workers: more than processors, if preparing mostly waits."""
     job = to_measured(report)
-    best, rate = job.workers, predict(job).rate
-    for count in _list_worker_counts(report):
-        found = predict(with_workers(job, count)).rate
-        if found > rate * WORTH:
-            best, rate = count, found
-    if best == job.workers or _starts_longer(report, rate):
+
+    def rate(count: int) -> float:
+        return predict(job if count == job.workers else with_workers(job, count)).rate
+
+    best = choose_workers(job.workers, _list_worker_counts(report), rate)
+    if best == job.workers or _starts_longer(report, rate(best)):
         return
     counts = {point.workers for point in report.prep}
     why = "P at that number of workers was " + (
@@ -104,12 +108,13 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         why += f". But {tell_moves(report.loader.moves)}, in each worker apart: others give others"
     elif report.loader.changes:
         why += f". Without persistent_workers: {tell_changes(report.loader.changes)}"
+    options = LoaderOptions(num_workers=best)
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
-        f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
+        f".workers({best})" if report.stages else str(options),
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
-        options=None if report.stages else LoaderOptions(num_workers=best),
+        options=None if report.stages else options,
     )
 
 
@@ -155,18 +160,18 @@ def _advise_threads(report: Report) -> Iterator[Action]:
 
 def _advise_prefetching(report: Report) -> Iterator[Action]:
     """Advise more batches ahead, if training on them was faster without doubt."""
-    workers, more = report.loader.workers, report.prefetched
-    own = next((point.trained for point in report.prep if point.workers == workers), None)
+    point, more = find_point(report.prep, report.loader.workers), report.prefetched
+    own = None if point is None else point.trained
     if more is None or own is None or more.low <= own.high:
         return
-    faster = more.value / own.value
+    faster, options = more.value / own.value, LoaderOptions(prefetch_factor=MORE_PREFETCH)
     yield Action(
         f"have each worker prepare {MORE_PREFETCH} batches ahead",
-        f"DataLoader(..., prefetch_factor={MORE_PREFETCH})",
-        predict_gain(report, job=lambda case: with_efficiency(case, faster)),
+        str(options),
+        predict_gain(report, job=lambda case: scale_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
-        options=LoaderOptions(prefetch_factor=MORE_PREFETCH),
+        options=options,
     )
 
 
@@ -185,13 +190,14 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         (each / rate + first_s + saved_s) / (each / rate + first_s)
         for rate in (seen.rate.value, max(seen.rate.low, 0.01 * seen.rate.value), seen.rate.high)
     ]
+    options = LoaderOptions(persistent_workers=True)
     yield Action(
         "keep the workers from epoch to epoch",
-        "DataLoader(..., persistent_workers=True)",
+        str(options),
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
-        options=LoaderOptions(persistent_workers=True),
+        options=options,
     )
 
 
@@ -210,10 +216,11 @@ def _list_worker_counts(report: Report) -> list[int]:
         more = [count for count, _ in points if count > job.cores]
         is_busy = report.host is not None and report.host.is_busy
         return upto + [count for count in more if not is_busy or _waits(report, count)]
-    counted = most if any(point.workers == most for point in report.prep) else job.workers
-    if not _waits(report, counted):
+    counted = find_point(report.prep, most) or find_point(report.prep, job.workers)
+    assert counted is not None
+    if not _waits(report, counted.workers):
         return upto
-    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(report, counted)) + 1))
+    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(counted)) + 1))
 
 
 def _waits(report: Report, workers: int) -> bool:
@@ -221,16 +228,16 @@ def _waits(report: Report, workers: int) -> bool:
 
     Where the kernel does not tell, a busy host is taken for the reason of their waiting.
     """
-    point = next(point for point in report.prep if point.workers == workers)
+    point = find_point(report.prep, workers)
+    assert point is not None
     if point.queued_s is None and report.host is not None and report.host.is_busy:
         return False
-    wanted_s = _find_wanted_s(report, workers)
+    wanted_s = _find_wanted_s(point)
     return wanted_s > 0.0 and wanted_s * point.rate.value < _WAITS * max(1, workers)
 
 
-def _find_wanted_s(report: Report, workers: int) -> float:
+def _find_wanted_s(point: PrepPoint) -> float:
     """Return the seconds for an example in which a worker had or wanted a processor."""
-    point = next(point for point in report.prep if point.workers == workers)
     return point.cpu_s + (point.queued_s or 0.0)
 
 

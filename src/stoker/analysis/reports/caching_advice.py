@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from stoker.analysis.model.changes import (
     MEMORY_FRACTION,
+    WORTH,
     find_kept,
     plan_keeping,
+    predict_gain,
     with_kept,
     with_less_work,
     with_workers,
 )
 from stoker.analysis.model.formulas import smallest_cache
-from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import Action, Report, to_measured
 from stoker.basics.resources import format_bytes

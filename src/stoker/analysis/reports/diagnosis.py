@@ -20,8 +20,8 @@ from stoker.analysis.host_load import join_loads
 from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
+from stoker.analysis.model.changes import find_ends
 from stoker.analysis.model.formulas import fetch_rate, inverse
-from stoker.analysis.model.gains import find_ends
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
     Action,
@@ -34,6 +34,7 @@ from stoker.analysis.model.report import (
     Report,
     Split,
     SplitIntervals,
+    find_point,
     to_measured_apart,
 )
 from stoker.analysis.model.trace import (
@@ -154,7 +155,8 @@ class _RankFindings:
         # Of training on data in memory, by the job's own workers.
         own = self.rank.trained.get(self.about["workers"], [])
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
-        self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
+        self.own = find_point(self.curve, self.about["workers"])
+        self.p = None if self.own is None else self.own.rate
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
         self.p_known = None if self.is_networked else self.p
@@ -291,12 +293,16 @@ class _RankFindings:
     def make_split(self) -> Split:
         """Split the time of the job as it is: the model says how much of the loss is fetching."""
         if not self.has_model:
-            lost = 1.0 - self.compute
-            return Split(self.compute, lost * (not self.is_networked), lost * self.is_networked)
+            return self._split_loss(self.compute)
         model = predict(self._to_calibrated(self.compute))
         # Once more, with the report's own rounded values, by which its readers calibrate.
         model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
+
+    def _split_loss(self, compute: float) -> Split:
+        """Split the time without a model: all that is lost is fetching, or all of it preparing."""
+        lost = 1.0 - compute
+        return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
 
     def _list_compute_shares(self) -> list[float]:
         """Return the fraction of the time that the job computes, at first and in each turn.
@@ -339,9 +345,7 @@ class _RankFindings:
         found = [split]
         for compute in self.compute_interval:
             if not self.has_model:
-                lost = 1.0 - compute
-                networked = self.is_networked
-                found.append(Split(compute, lost * (not networked), lost * networked))
+                found.append(self._split_loss(compute))
                 continue
             apart = to_measured_apart(self._agreed)
             for p, s in itertools.product(find_ends(self.p), find_ends(self.s)):
@@ -359,9 +363,7 @@ class _RankFindings:
             return Interval(max(0.0, min(values)), min(1.0, max(values)))
 
         return SplitIntervals(
-            compute=span([one.compute for one in found]),
-            prep_stall=span([one.prep_stall for one in found]),
-            fetch_stall=span([one.fetch_stall for one in found]),
+            **{name: span([getattr(one, name) for one in found]) for name in _SHARES}
         )
 
     def _list_untold(self, split: Split, intervals: SplitIntervals) -> list[str]:
@@ -385,12 +387,11 @@ class _RankFindings:
         It is known by the processor time of both, or by how much slower than G training itself was
         on data in memory, where workers took processors meanwhile.
         """
-        if not self.about["workers"] or self.g is None or self.p is None or self.steady is None:
+        if not self.about["workers"] or not self.g or self.own is None or self.steady is None:
             return 0.0
         model = predict(to_measured_apart(self._shell))
-        own = next(point for point in self.curve if point.workers == self.about["workers"])
         slowed = 1.0 - inverse(self.outside_s) / self.g.value
-        most = _MOST_TAKEN * own.cpu_s * self.steady.rate.value / self._shell.cores
+        most = _MOST_TAKEN * self.own.cpu_s * self.steady.rate.value / self._shell.cores
         return max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
 
     def _to_calibrated(self, compute: float) -> Measured:

@@ -21,13 +21,13 @@ from stoker.analysis.model.model import (
     dataset_bytes,
     predict,
 )
-from stoker.analysis.model.report import Rate, Report, to_measured, to_measured_apart
+from stoker.analysis.model.report import Report, to_measured, to_measured_apart
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded
 
 # With name and share beside it, a bar fits into 80 columns.
 _BAR = 48
-_PARTS = (("compute", "green", "█"), ("prep stall", "yellow", "▓"), ("fetch stall", "red", "░"))
+_SHARES = {"compute": ("green", "█"), "prep_stall": ("yellow", "▓"), "fetch_stall": ("red", "░")}
 _MEANING = {
     "G": "training takes in",
     "P": "preparation gives, from memory",
@@ -79,21 +79,18 @@ def list_parts(report: Report) -> Iterator[Text | Table]:
 
 
 def _draw_split(report: Report) -> Text:
-    split, seen = report.split, report.as_it_is
+    shares, seen = asdict(report.split), report.as_it_is
     text = Text()
-    shares = (split.compute, split.prep_stall, split.fetch_stall)
-    for (_, style, mark), share in zip(_PARTS, shares, strict=True):
-        text.append(mark * round(_BAR * share), style=style)
+    for name, (style, mark) in _SHARES.items():
+        text.append(mark * round(_BAR * shares[name]), style=style)
     text.append("\n")
-    intervals = report.split_intervals
-    spans = ("compute", "prep_stall", "fetch_stall")
-    for (name, style, mark), share, span in zip(_PARTS, shares, spans, strict=True):
-        found = getattr(intervals, span, None)
+    for name, (style, mark) in _SHARES.items():
+        found = getattr(report.split_intervals, name, None)
         within = f" ({100 * found.low:.0f} to {found.high:.0%})" if found else ""
-        text.append(f"{mark} {name} {share:.0%}{within}   ", style=style)
+        text.append(f"{mark} {name.replace('_', ' ')} {shares[name]:.0%}{within}   ", style=style)
     if seen is not None:
         text.append(
-            f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "
+            f"\nas it is: {seen.rate} examples/s, {seen.wait_fraction:.0%} of "
             f"the time inside next(); first batch after {seen.startup_s:.2f} s"
         )
         if report.predicted is not None:
@@ -166,10 +163,6 @@ def _make_actions_table(report: Report) -> Table:
         how.append(f"\n{action.why}", style="dim")
         table.add_row(str(number), f"{gain.value:.2f}x\n({gain.low:.2f} to {gain.high:.2f})", how)
     return table
-
-
-def _format_interval(rate: Rate) -> str:
-    return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
 def describe_plan(command: list[str], budget_s: float) -> str:

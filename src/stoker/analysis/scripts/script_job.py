@@ -445,14 +445,7 @@ class ScriptJob:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
-            found = [
-                Step(
-                    (row.entered_ns - before.entered_ns) / 1e9,
-                    (before.left_ns - before.entered_ns) / 1e9,
-                )
-                for before, row in pairs
-            ]
-            trained.append((recorded, found))
+            trained.append((recorded, [rates.make_step(*pair) for pair in pairs]))
         return trained
 
     def sample_stacks(self) -> None:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -88,6 +88,12 @@ def find_script(command: Sequence[str]) -> str:
     return ""
 
 
+def find_startup(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variable that has Python load what is in ``analysis/startup``."""
+    startup, others = str(Path(__file__).parents[1] / "startup"), environment.get("PYTHONPATH")
+    return {"PYTHONPATH": startup + (os.pathsep + others if others else "")}
+
+
 class ScriptProcess:
     """A running script.
 
@@ -105,11 +111,7 @@ class ScriptProcess:
         libc.prctl(
             _PR_SET_CHILD_SUBREAPER, 1
         )  # processes that its launchers leave behind become our children
-        environment = dict(os.environ)
-        startup = str(Path(__file__).parents[1] / "startup")
-        path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = startup + (os.pathsep + path if path else "")
-        environment["STOKER_PROBE"] = str(folder)
+        environment = os.environ | find_startup(os.environ) | {"STOKER_PROBE": str(folder)}
         with contextlib.ExitStack() as opened:
             given = _open_standard_input()
             if given is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stoker.analysis.model.rates import make_step
 from stoker.analysis.model.trace import Step
 from stoker.analysis.probe.records import Row
 
@@ -50,7 +51,6 @@ def split_into_turns(
         number, place = divmod(before.number - pairs[0][0].number, len(places))
         at, counts = places[place]
         if counts:
-            waited_s = (before.left_ns - before.entered_ns) / 1e9
-            step = Step((row.entered_ns - before.entered_ns) / 1e9, waited_s)
+            step = make_step(before, row)
             turns.setdefault(number, [[] for _ in shares])[at].append(step)
     return [turn for turn in turns.values() if all(turn)]

@@ -15,7 +15,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import DevicePoint, EchoPoint, LatePoint, PackPoint, ScanPoint
+from stoker.engine.plan.points import EchoPoint, OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
@@ -83,7 +83,7 @@ def _made(
                 if part.holds_batches:
                     break
                 at_use = use - 1
-            case LatePoint() | PackPoint() | ScanPoint() | DevicePoint():
+            case OwnPoint():
                 break
             case _:  # a filter point: the segment before it has applied the filter
                 pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -24,8 +23,7 @@ from stoker.schedule.pools.fixed_snapshot import Snapshot
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 
-@dataclass
-class PoolStart(Node):
+class PoolStart(Node, tag=EchoPoint.kind):
     """The snapshot from which a pool is replayed.
 
     Attributes:

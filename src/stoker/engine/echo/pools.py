@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from stoker.schedule.pools.adaptive import AdaptivePool
 from stoker.schedule.pools.fixed import Pool
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.stage import PoolSize
-from stoker.stages.to import usable_bytes
 
 # The share of memory that stays free, however large a pool the user asks for. Chosen, not measured.
 _KEPT_FREE_FRACTION = 0.05
@@ -87,15 +87,16 @@ class PoolMaker:
         total = stream.total
         if stream.leaves_out:
             total = self.skip_log.examples
-        if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
-            total = plan.loader.count()
+        if plan.source.yields_batches:
+            with contextlib.suppress(TypeError):
+                total = plan.source.count()
         if (total is None or plan.has_filter) and self.steps is None:
             raise ValueError(
                 f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
         share = plan.selection.share
-        uneven = plan.loader is not None or (share is not None and share.uneven)
+        uneven = plan.source.yields_batches or (share is not None and share.uneven)
         if plan.has_filter or (uneven and self.steps is not None):  # .steps() ends epochs
             total = None
         return AgreedPolicy(
@@ -133,7 +134,7 @@ class PoolMaker:
         """Choose the pool's size; a size in bytes needs its first item."""
         echo, known = feed.echo, self.pool_size
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
-        looks = self.plan.loader is not None or feed.point.on_device
+        looks = self.plan.source.yields_batches or feed.point.on_device
         if echo.pool is not None and not looks:
             known.size = echo.pool
             return
@@ -145,7 +146,9 @@ class PoolMaker:
             raise value.error
         each = max(1, pytree.nbytes(value))
         device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
-        usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
+        usable = feed.upstream.usable_bytes
+        if device:
+            usable = functools.partial(resources.usable_device_bytes, device)
         known.size, known.item_bytes = _size(echo, each, group, usable), each
         if device:
             _log.warning(

@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    DevicePoint,
     EchoPoint,
     FilterPoint,
-    LatePoint,
-    PackPoint,
+    OwnPoint,
     Part,
-    ScanPoint,
 )
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.orders.chosen import Chosen
@@ -25,19 +22,14 @@ from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.pack import Pack
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
-from stoker.stages.scan import Scan
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To
 
 
 def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
@@ -52,14 +44,13 @@ def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
 class Lowering:
     """Collects the parts of a plan from the calls of a source and its stages.
 
-    The source calls one of the first three methods, then each stage one of the others.
+    The source calls one of the first two methods, then each stage one of the others.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._indexed: IndexedSource | None = None
-        self._iterable: IterableSource | None = None
-        self._loader: LoaderSource | None = None
+        self._iterated: Origin | None = None
         self._selection = Selection()
         self._buffer = 1
         self._parts: list[Part] = []
@@ -76,15 +67,11 @@ class Lowering:
         self._indexed = source
         self._segment = Segment(source)
 
-    def take_examples(self, source: IterableSource) -> None:
-        """Examples are taken one after another."""
-        self._iterable = source
-        self._segment = Segment()
-
-    def take_batches(self, source: LoaderSource) -> None:
-        """Ready batches are taken one after another."""
-        self._loader = source
-        self._batches = True
+    def iterate(self, source: Origin) -> None:
+        """Examples, or ready batches, are taken one after another."""
+        self._iterated, self._batches = source, source.yields_batches
+        if not self._batches:
+            self._segment = Segment()
 
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
         """A new order every epoch, by blocks if their ends are given.
@@ -138,10 +125,7 @@ class Lowering:
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
     def batch(self, stage: Batch) -> None:
-        """Examples become batches; those that are late move on to later ones, if they may."""
-        if stage.late:
-            self._close()
-            self._parts.append(LatePoint(stage))
+        """Examples become batches."""
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
@@ -149,32 +133,24 @@ class Lowering:
         """Batches are planned by a rule."""
         self._rule = rule
 
-    def pack(self, stage: Pack) -> None:
-        """Sequences are cut; a segment of work comes right before, and one behind joins them."""
+    def own(self, stage: ChainStage) -> None:
+        """The stage makes its own stream; a segment comes right before if it moves nothing."""
         self._close()
-        if self._parts[-1].needs_work_behind:
-            self._parts.append(Segment())
-        self._parts.append(PackPoint(stage))
-        self._renumbered = True
-        self._segment = replace(self._new(), joins=stage.length)
-
-    def scan(self, stage: Scan) -> None:
-        """A function with a state is called in order; a segment of work comes right before."""
-        self._close()
-        if self._parts[-1].needs_work_behind:
+        moves = stage.traits.moves
+        if not moves and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        self._parts.append(ScanPoint(stage))
+        self._parts.append(OwnPoint(stage))
+        self._on_device = self._on_device or moves
+
+    def join(self, length: int) -> None:
+        """Items are pieces of full sequences of this length: the segment behind joins them."""
+        self._renumbered = True
+        self._segment = replace(self._new(), joins=length)
 
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
         self._close()
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
-
-    def move(self, stage: To) -> None:
-        """Batches go to a device."""
-        self._close()
-        self._parts.append(DevicePoint(stage))
-        self._on_device = True
 
     def plan(self) -> Plan:
         """Return the plan of the collected parts."""
@@ -190,22 +166,20 @@ class Lowering:
                     part.into_pool, part.is_followed = into_pool, is_followed
                     part.is_waited_for, in_turn = in_turn, True
                     into_pool = is_followed = False
-                case FilterPoint() | PackPoint() | ScanPoint():
+                case FilterPoint():
                     leaks = True
-                case LatePoint():
-                    in_turn = False
+                case OwnPoint():
+                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
+                    into_pool = False
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
                     part.leaks = leaks
                     into_pool, is_followed = True, part.echo.is_adaptive
-                case DevicePoint():
-                    into_pool = False
                 case _:
                     assert_never(part)
         return Plan(
             self._indexed,
-            self._iterable,
-            self._loader,
+            self._iterated,
             self._selection.in_batches(self._group),
             self._buffer,
             tuple(self._parts),

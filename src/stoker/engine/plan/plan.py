@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part, ScanPoint
+from stoker.engine.plan.points import EchoPoint, Part
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
@@ -17,8 +18,6 @@ from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.sizing.cuts import PlannedCuts
-from stoker.sources.iterable import IterableSource
-from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
@@ -29,7 +28,8 @@ class Plan:
     """The plan by which the engine runs a chain.
 
     Attributes:
-        indexed, iterable, loader: the source, as one of these three; the others are None.
+        indexed: the source, if its examples are read by number; else None.
+        iterated: the source, a ``HeadSource`` (``engine/head_source.py``); else None.
         selection: the examples of an epoch, and their order.
         buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first
@@ -41,8 +41,7 @@ class Plan:
     """
 
     indexed: IndexedSource | None
-    iterable: IterableSource | None
-    loader: LoaderSource | None
+    iterated: Any
     selection: Selection
     buffer: int
     parts: tuple[Part, ...]
@@ -57,8 +56,7 @@ class Plan:
 
     @property
     def source(self) -> Origin:
-        source = self.indexed or self.iterable or self.loader
-        assert source is not None
+        source: Origin = self.iterated if self.indexed is None else self.indexed
         return source
 
     def order(self, seed: int, epoch: int) -> RankOrder:
@@ -139,7 +137,7 @@ class Plan:
             part = self.parts[at]
             is_renumbered = isinstance(part, Segment) and part.renumbered
             batches, inputs = leg.batches, leg.sequences if is_renumbered else 0
-            if self.iterable is not None:
+            if self.indexed is None:
                 inputs = leg.before.fresh_examples
         return WorkAddress(at, seed, epoch, rank, world, batches, inputs, paces)
 
@@ -172,24 +170,9 @@ class Plan:
         return tuple(part.kind for part in self.parts if part.kind is not None)
 
     @property
-    def packs(self) -> bool:
-        """Whether sequences are joined."""
-        return PackPoint.kind in self.kinds
-
-    @property
-    def scans(self) -> bool:
-        """Whether there is a scan."""
-        return ScanPoint.kind in self.kinds
-
-    @property
-    def late(self) -> LatePoint | None:
-        """Where examples may move on to later batches."""
-        return next((part for part in self.parts if isinstance(part, LatePoint)), None)
-
-    @property
     def is_decided(self) -> bool:
         """Whether the number of items depends on values: filters, budgets, packing and scans."""
-        return any(kind not in (EchoPoint.kind, LatePoint.kind) for kind in self.kinds)
+        return any(part.is_decided for part in self.parts)
 
     @property
     def has_filter(self) -> bool:
@@ -222,7 +205,7 @@ class Plan:
         epochs whose batches are planned equally many.
         """
         point = self.pool
-        if self.indexed is None or self.is_decided or self.late or point is None:
+        if self.indexed is None or point is None or self.kinds != (point.kind,):
             return False
         if self.selection.calls_user or self.batches is not None:
             return False

@@ -1,17 +1,14 @@
-"""The points between segments, where items are kept, dropped, joined, scanned or moved."""
+"""The points between segments: where items are kept or dropped, or a stage has its own stream."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.engine.plan.segment import Segment
-from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.pack import Pack
 from stoker.stages.echo import Echo
-from stoker.stages.scan import Scan
 from stoker.stages.skip import Budget
-from stoker.stages.to import To
 
 
 @dataclass
@@ -27,59 +24,34 @@ class FilterPoint:
     at: int = 0
     kind = "filter"
     needs_work_behind = True
-    is_one_to_one = True
+    is_decided = True
 
 
 @dataclass
-class LatePoint:
-    """The point where examples that are not ready move on to later batches.
+class OwnPoint:
+    """The point of a stage that puts a stream of its own on top.
 
     Attributes:
-        batch: the stage.
+        stage: a ``StreamStage`` (``engine/stream_stage.py``).
         at: its place among the parts.
     """
 
-    batch: Batch
+    stage: Any
     at: int = 0
-    kind = "late"
-    needs_work_behind = True
-    is_one_to_one = False
 
-    def examples(self, total: int) -> int:
-        """Return how many of so many examples come in batches."""
-        return total - total % self.batch.n if self.batch.drop_last else total
+    @property
+    def kind(self) -> str | None:
+        kind: str | None = self.stage.kind
+        return kind
 
+    @property
+    def needs_work_behind(self) -> bool:
+        return not self.stage.traits.moves
 
-@dataclass
-class PackPoint:
-    """The point where sequences are joined into full ones.
-
-    Attributes:
-        pack: the stage.
-        at: its place among the parts.
-    """
-
-    pack: Pack
-    at: int = 0
-    kind = "pack"
-    needs_work_behind = True
-    is_one_to_one = False
-
-
-@dataclass
-class ScanPoint:
-    """The point where a function with a state is called with one item after another.
-
-    Attributes:
-        scan: the stage.
-        at: its place among the parts.
-    """
-
-    scan: Scan
-    at: int = 0
-    kind = "scan"
-    needs_work_behind = True
-    is_one_to_one = False
+    @property
+    def is_decided(self) -> bool:
+        is_decided: bool = self.stage.is_decided
+        return is_decided
 
 
 @dataclass
@@ -103,25 +75,9 @@ class EchoPoint:
     at: int = 0
     kind = "echo"
     needs_work_behind = True
-    is_one_to_one = True
+    is_decided = False
 
 
-@dataclass
-class DevicePoint:
-    """The point where batches move to a device.
-
-    Attributes:
-        to: the stage.
-        at: its place among the parts.
-    """
-
-    to: To
-    at: int = 0
-    kind = None
-    needs_work_behind = False
-    is_one_to_one = True
-
-
-Part = Segment | FilterPoint | LatePoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | OwnPoint | EchoPoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
-``needs_work_behind``: a segment follows it; ``is_one_to_one``: each output is made of one input."""
+``needs_work_behind``: a segment follows it; ``is_decided``: values decide how many come out."""

@@ -59,7 +59,7 @@ class Segment:
     draws: bool = False
     kind = None
     needs_work_behind = False
-    is_one_to_one = True
+    is_decided = False
 
     @property
     def is_plain(self) -> bool:

@@ -12,7 +12,6 @@ from stoker.basics.buffers import Recycler
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
-from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
 from stoker.feed.feeder.log import FeedPosition
 from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
@@ -111,7 +110,7 @@ class PipelineOutputs:
 
     def _next_batch(self) -> Output | None:
         batch = next(self._outputs, self)
-        return None if batch is self else Output(batch, 1, batch_rows(batch))
+        return None if batch is self else Output(batch, 1, pytree.batch_rows(batch))
 
     def _next_chunk(self) -> Output | None:
         if self._failure is not None:
@@ -142,7 +141,7 @@ def _check_servable(chain: Chain) -> Chain:
             "be able to prepare batches again. Put it behind stoker.from_feed() in each job, or "
             "use a fixed factor"
         )
-    if chain.plan.late is not None:
+    if chain.late is not None:
         raise FeedError(
             "a feed cannot serve .batch(n, late=): what is late depends on the clock, but a feed "
             "must be able to prepare batches again. Take .batch(n)"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from stoker.basics import pytree
 from stoker.basics.future import start_thread
-from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
 from stoker.feed import local_socket, messages
 from stoker.feed.client import FeedClient, FeedEpoch
@@ -201,7 +201,7 @@ class RelayedJob:
         rows = len(outputs)
         if self._client.welcome.batched:
             value = outputs[0]
-            rows = batch_rows(value)
+            rows = pytree.batch_rows(value)
         try:
             head, contents = encode_views(value)
         except TypeError as error:

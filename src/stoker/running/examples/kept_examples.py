@@ -126,11 +126,6 @@ class KeptExamples(CachedDataset):
         return getattr(self._dataset, "__getitems__", None) is not None
 
 
-def flush(examples: KeptExamples) -> None:
-    """Wait until the store has what this process has read."""
-    examples._cache.flush()
-
-
 def _again(dataset: Any, cache: ExampleCache) -> KeptExamples:
     found = KeptExamples.__new__(KeptExamples)
     CachedDataset.__init__(found, dataset, cache)

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import pickle
-import random
 import select
 import signal
 import sys
@@ -26,6 +25,12 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.probe.dataset.example import (
+    RandomExamples,
+    read_again,
+    read_first,
+    read_generators,
+)
 from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
 from stoker.basics import pytree
 from stoker.running.examples.identity import find_generators, identify_examples
@@ -134,9 +139,14 @@ def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict
     if keeps:
         try:
             found = _try_keeping(loader)
+        except RandomExamples:
+            found = {"not_kept": "its examples are random"}
         except Exception as error:
             found = {"not_kept": f"{type(error).__name__}: {error}"}
-    return found | _try_batches(loader, create_fetcher, sends)
+    try:
+        return found | _try_batches(loader, create_fetcher, sends)
+    except RandomExamples:
+        return found | {"random": True}
 
 
 def _list_indices(loader: Any) -> list[int]:
@@ -145,18 +155,20 @@ def _list_indices(loader: Any) -> list[int]:
 
 
 def _try_keeping(loader: Any) -> dict[str, Any]:
-    """Read examples without their collation, which stays as it is."""
-    read = _make_reader(loader)
-    began, first, records = time.monotonic(), [], []
-    own = _OwnGenerators(loader.dataset)
+    """Read examples without their collation, which stays as it is. Raises RandomExamples."""
+    read, own = _make_reader(loader), _OwnGenerators(loader.dataset)
+    first, records = [], []
     read_s = kept_s = 0.0
-    for index in _list_indices(loader):
-        before = _read_generators()
+
+    def timed(index: int) -> Any:
+        nonlocal read_s
         start = time.perf_counter()
-        value = read(index)
-        read_s += time.perf_counter() - start
-        if _read_generators() != before:
-            return {"not_kept": "its examples are random"}
+        try:
+            return read(index)
+        finally:
+            read_s += time.perf_counter() - start
+
+    for index, value in read_first(timed, _list_indices(loader), _ENOUGH_S):
         own.note_first()
         record = find_record(value)
         if record is None:
@@ -169,19 +181,10 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
             return {"not_kept": "tensors of its examples have strides that a cache would change"}
         records.append(len(record))
         first.append((index, value))
-        if time.monotonic() - began > _ENOUGH_S:
-            break
     if not first:
         return {"not_kept": "it has no examples"}
-    _seed_all()
-    began = time.monotonic()
-    for index, value in reversed(first):
-        if not is_same(value, read(index)):
-            return {"not_kept": "its examples are random"}
-        if time.monotonic() - began > _ENOUGH_S:
-            break
-    if own.have_moved():
-        return {"not_kept": "its examples are random"}
+    read_again(read, first, is_same, _ENOUGH_S)
+    own.check()
     if read_s < kept_s + _LOOKUP_S * len(first):
         return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
     mean = sum(records) / len(records)
@@ -190,9 +193,9 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
 
 def _collates_alike(loader: Any, a: Any, b: Any) -> bool:
     """True if examples that differ in their strides make the same batch."""
-    before = _read_generators()
+    before = read_generators()
     same = loader._auto_collation and is_same(loader.collate_fn([a, a]), loader.collate_fn([b, b]))
-    return bool(same and _read_generators() == before)
+    return bool(same and read_generators() == before)
 
 
 def _make_reader(loader: Any) -> Callable[[int], Any]:
@@ -218,16 +221,10 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     fetcher = create_fetcher(
         loader._dataset_kind, loader.dataset, many, loader.collate_fn, loader.drop_last
     )
-    began, first, own = time.monotonic(), [], _OwnGenerators(loader.dataset, loader.collate_fn)
-    for group in groups:
-        before = _read_generators()
-        batch = fetcher.fetch(group)
-        if _read_generators() != before:
-            return {"random": True}
+    first, own = [], _OwnGenerators(loader.dataset, loader.collate_fn)
+    for pair in read_first(fetcher.fetch, groups, _ENOUGH_S):
         own.note_first()
-        first.append((group, batch))
-        if time.monotonic() - began > _ENOUGH_S:
-            break
+        first.append(pair)
     if not first:
         return {}
     if sends:
@@ -238,16 +235,8 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     state = _read_own_state(loader)
     _make_reader(loader)(last[-1] if many else last)
     moved = {*find_changes(state, _read_own_state(loader))}
-    # In another order and after other seeds: a generator or a counter of its own shows, too.
-    _seed_all()
-    began = time.monotonic()
-    for group, batch in reversed(first):
-        if not is_same(batch, fetcher.fetch(group)):
-            return {"random": True}
-        if time.monotonic() - began > _ENOUGH_S:
-            break
-    if own.have_moved():
-        return {"random": True}
+    read_again(fetcher.fetch, first, is_same, _ENOUGH_S)
+    own.check()
     fetcher.fetch(last)
     moved.update(find_changes(state, _read_own_state(loader)))
     return {"moves": sorted(moved)}
@@ -277,24 +266,7 @@ class _OwnGenerators:
             self._found = find_generators(*self._owners)
             self._states = list(map(pickle.dumps, self._found))
 
-    def have_moved(self) -> bool:
-        """Return whether the states are others than after the first example."""
-        return list(map(pickle.dumps, self._found or ())) != self._states
-
-
-def _read_generators() -> list[Any]:
-    states: list[Any] = [random.getstate()]
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        _, words, place, *rest = numpy.random.get_state()
-        states += [words.tobytes(), place, rest]
-    states.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
-    return states
-
-
-def _seed_all() -> None:
-    random.seed(1)
-    sys.modules["torch"].manual_seed(1)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(1)
+    def check(self) -> None:
+        """Raise RandomExamples if the states are others than after the first example."""
+        if list(map(pickle.dumps, self._found or ())) != self._states:
+            raise RandomExamples

@@ -10,15 +10,24 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
-from stoker.stages.batching.pack import Packed
 
 Tokens = NDArray[Any]
+
+
+class Packed(NamedTuple):
+    """An example behind ``.pack(length)``: arrays ``[length]``."""
+
+    tokens: NDArray[np.int64]
+    segments: NDArray[np.int32]
+    """Which of the sequences in it a token is of, from 0 on."""
+    positions: NDArray[np.int32]
+    """The token's place among those of its segment, from 0 on."""
 
 
 class CutDocuments:

@@ -150,14 +150,10 @@ class Sizing:
         return rule, typical
 
 
-def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing, late: Any = 0) -> Batch:
+def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
-    if sizing.is_given and late:
-        raise CombinationError(
-            "batches that are planned ahead have no place for what is late: .batch(n)"
-        )
     if n is not None and not sizing.is_given:
-        return Batch.of(n, drop_last, collate, late)
+        return Batch.of(n, drop_last, collate)
     sizing.check(n, drop_last)
     plain = Batch.of(1 if n is None else n, False, collate)
     asked = None if n is None else plain.n

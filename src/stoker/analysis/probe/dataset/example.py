@@ -1,4 +1,4 @@
-"""Describes an example of the script's dataset."""
+"""Describes the examples of the script's dataset, and tells whether they are random."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import dataclasses
 import random
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .state import find_changes, read_state
 
-# Of each item. Values that a generator of the dataset's own draws go unseen in one of 128 cases.
-_READS = 8
 # Items whose first reading may draw from the usual generators: some may be left as they are.
 _ITEMS = 16
 # The script stands still meanwhile: slow examples are read fewer times.
@@ -27,59 +26,91 @@ def describe_example(dataset: Any) -> dict[str, Any]:
     result is empty if the dataset does not give them, or a cache could not hold one. This mirrors
     ``stoker/transport/codec``, because the probe must not import stoker.
     """
-    began = time.perf_counter()
-
-    varies = False
     sizes: list[int] = []
-    first: list[Any] = []
+
+    def read(index: int) -> list[Any]:
+        leaves = _list_leaves(dataset[index])
+        sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
+        return leaves
+
+    varies, moves = False, list[str]()
     try:
         count = len(dataset)
-        for index in dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS)):
-            before = _read_generators()
-            leaves = _list_leaves(dataset[index])
-            sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
-            first = leaves if index == 0 else first
-            varies = varies or _read_generators() != before
-            if varies or time.perf_counter() - began > _LONGEST_S / 2:
-                break
-        for seed in range(1, _READS):
-            _seed_all(seed)
-            varies = varies or not _is_same_example(first, _list_leaves(dataset[0]))
-            if varies or time.perf_counter() - began > _LONGEST_S:
-                break
-        moves: list[str] = []
-        if not varies:  # it has been read before: what the first time leaves is there
-            state = read_state(dataset, draws=False)
-            dataset[0]
-            moves = find_changes(state, read_state(dataset, draws=False))
+        indices = dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS))
+        first = [*read_first(read, indices, _LONGEST_S / 2)]
+        read_again(read, first, _is_same_example, _LONGEST_S / 2)
+        # It has been read before: what the first time leaves is there.
+        state = read_state(dataset, draws=False)
+        dataset[0]
+        moves = find_changes(state, read_state(dataset, draws=False))
+    except RandomExamples:
+        varies = True
     except Exception:
         return {}
     size = round(sum(sizes) / len(sizes))
     return {"example_bytes": size, "varies": varies, "moves": moves}
 
 
-def _read_generators() -> list[bytes]:
-    """Return the states of the usual random generators."""
-    states = [repr(random.getstate()).encode()]
+class RandomExamples(Exception):
+    """Reading an example moves a shared generator, or gives another value each time."""
+
+
+def read_first(
+    read: Callable[[Any], Any], keys: Iterable[Any], enough_s: float
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each key with what is read, until it took long enough. Raises RandomExamples."""
+    began = time.monotonic()
+    for key in keys:
+        before = read_generators()
+        value = read(key)
+        if read_generators() != before:
+            raise RandomExamples
+        yield key, value
+        if time.monotonic() - began > enough_s:
+            return
+
+
+def read_again(
+    read: Callable[[Any], Any],
+    first: Sequence[tuple[Any, Any]],
+    is_same: Callable[[Any, Any], bool],
+    enough_s: float,
+) -> None:
+    """Read once more what ``read_first`` gave. Raises RandomExamples.
+
+    In another order and after other seeds: a generator or a counter of its own shows, too.
+    """
+    seed_generators(1)
+    began = time.monotonic()
+    for key, value in reversed(first):
+        if not is_same(value, read(key)):
+            raise RandomExamples
+        if time.monotonic() - began > enough_s:
+            return
+
+
+def read_generators() -> list[Any]:
+    """Return the states of the generators that Python, NumPy and torch share."""
+    states: list[Any] = [random.getstate()]
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")
     if numpy is not None:
-        states.append(repr(numpy.random.get_state()[1].tobytes()).encode())
-        states.append(repr(numpy.random.get_state()[2]).encode())
+        _, words, place, *rest = numpy.random.get_state()
+        states += [words.tobytes(), place, rest]
     if torch is not None:
         states.append(torch.get_rng_state().numpy().tobytes())
     return states
 
 
-def _seed_all(seed: int) -> None:
-    """Seed the usual random generators."""
+def seed_generators(seed: int) -> None:
+    """Seed the generators that Python, NumPy and torch share."""
     random.seed(seed)
-    for name, function in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        found: Any = sys.modules.get(name)
-        for part in function.split(".") if found is not None else ():
-            found = getattr(found, part)
-        if found is not None:
-            found(seed)
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def _list_leaves(value: Any) -> list[Any]:

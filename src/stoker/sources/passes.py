@@ -1,4 +1,4 @@
-"""Streams of examples: iterables without access by index.
+"""Passes over what can only be iterated, and its states: of streams, and of users' loaders.
 
 Some streams have a state of their own: Hugging Face's, torchdata's, or any with the protocol. The
 protocol is ``state_dict()`` and ``load_state_dict(state)`` of the iterable, as in torchdata. A
@@ -25,12 +25,7 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
-from stoker.schedule.selection import Selection
-from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
 
-DEFAULT_BUFFER = 1_000
-"""Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
-shuffle as many. Chosen, not measured."""
 # Examples from one state of a stream to the next: a resume reads at most 15 again, and a state may
 # be as dear as an example.
 _EVERY = 16
@@ -86,127 +81,6 @@ class Passes:
                 )
             self._last = weakref.ref(made)
         return iter(made)
-
-
-class IterableSource(Origin):
-    """A stream of examples, in its own order. Saves the stream's own state if it has one."""
-
-    is_counted = True
-
-    def __init__(self, examples: Any) -> None:
-        self._passes = Passes(examples, "from_iterable", "examples")
-        self._given = examples
-        self._has_state = has_state(examples)
-        self._standing = Standing(examples, self._passes.open)
-        self._log: StateLog | None = None  # of the present pass
-        self._first_state: Any = None  # from before any other was loaded
-
-    @property
-    def name(self) -> str:
-        return self._passes.name
-
-    @property
-    def takes_state(self) -> bool:
-        return self._has_state
-
-    def count(self) -> int:
-        raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
-
-    def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
-        """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
-
-        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, the
-        consumer of another process left its pass there, and the next pass begins.
-
-        Raises StateError for an invalid state.
-        """
-        saved = None if saved is None else validate_state(saved, number)
-        self.set_epoch(epoch)
-        if not self._has_state:
-            return self._passes.open()
-        if saved is not None and not number:
-            self._standing.restore(saved)
-            saved = None
-        before = None
-        if saved is not None:
-            if self._first_state is None and hasattr(self._given, "set_epoch"):
-                self._first_state = self._given.state_dict()
-            self._given.load_state_dict(saved["own"])
-        elif self._first_state is not None:
-            # Hugging Face's begins each pass over the same epoch at what was loaded last.
-            self._given.load_state_dict(self._first_state)
-        else:
-            self._standing.put_back()
-            before = self._standing.before()
-        self._log = StateLog(saved, number, before)
-        return StatefulPass(self._given, self._passes.open(), self._log)
-
-    def leave(self, number: int | None) -> None:
-        """Record that the consumer left the pass after this many examples; None: at its end."""
-        log = self._log
-        if log is None:
-            return
-        place = None if number is None else log.place(number)
-        if number is None or (number and place is None):
-            self._standing.end()
-        elif number > log.number or not number:
-            self._standing.leave(place, is_ahead=log.read > (number or 0))
-
-    def state_between(self, *, left: bool) -> Any:
-        return self._standing.place
-
-    def state(self, number: int) -> Any:
-        """Return the state after ``number`` examples of the present pass."""
-        return None if self._log is None else self._log.state(number)
-
-    def forget_before(self, number: int) -> None:
-        """Drop the states after fewer examples of the present pass."""
-        if self._log is not None:
-            self._log.forget_before(number)
-
-    def check_state(self, chain: ChainOfSource) -> None:
-        """Refuse to save in the middle of an epoch if left-out examples could not be restored."""
-        if not self.takes_state:
-            raise StateError(
-                "an epoch over a stream has no state in its middle, because its examples cannot "
-                "be read again: save between epochs, or use a source with an index"
-            )
-        kept = chain.selection.is_kept_by_streams
-        if chain.has_fixed_echo or chain.may_leave_out or not kept:
-            each = [(stage.name, stage.traits) for stage in chain.stages]
-            in_the_way = [
-                name
-                for name, t in each
-                if t.filters
-                or t.skips
-                or t.joins
-                or t.repeats
-                or t.shuffles
-                or (t.shards and not kept)
-            ]
-            raise StateError(
-                f"in the middle of an epoch of {self.name}, what "
-                f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
-                "again: save between epochs, let the stream itself do this, or, of an echo, take "
-                '.echo("auto"), whose pool may begin empty'
-            )
-
-    def check_leg(self, selection: Selection) -> None:
-        """Accept a stream that all ranks read to the same place, at which its state was taken."""
-        if not self.takes_state:
-            super().check_leg(selection)
-
-    def extent(self, *, is_followed: bool) -> str:
-        if self.takes_state:
-            return "a stream with a state of its own: no length"
-        return "a stream: no length, no state in the middle of an epoch"
-
-    def lower(self, to: SourcePlan) -> None:
-        to.take_examples(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self._given, "set_epoch"):
-            self._given.set_epoch(epoch)
 
 
 def has_state(given: Any) -> bool:
@@ -402,9 +276,14 @@ class StatefulPass(Iterator[Any]):
 
     def interrupt(self) -> None:
         """Interrupt another thread that waits in ``next()``, if possible."""
-        tell = getattr(self._examples, "interrupt", None)
-        if tell is not None:
-            tell()
+        interrupt(self._examples)
+
+
+def interrupt(iterator: Iterator[Any] | None) -> None:
+    """Interrupt another thread that waits in ``next()`` of an iterator, if possible."""
+    tell = getattr(iterator, "interrupt", None)
+    if tell is not None:
+        tell()
 
 
 def validate_state(saved: Any, number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Joins the sequences of a stream into full ones.
+"""Packing: ragged sequences joined into full ones.
 
 Where a full sequence begins is known only once the values are there (``survivors``). Here that is
 decided, for all documents that are there at once: the segment behind joins them, where they are
@@ -19,19 +19,29 @@ from itertools import chain, repeat, takewhile
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stoker.basics.compact_integers import LARGEST, check_integer
-from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
+from stoker.basics.validate import is_whole_number
+from stoker.engine.checkpoint import (
+    Bounds,
+    Count,
+    Node,
+    ReadSoFar,
+    UpstreamRequest,
+    damage_error,
+)
 from stoker.engine.items import DoneTask, Item, done_item
-from stoker.engine.plan.points import PackPoint
 from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.stream_stage import StreamStage, Surroundings
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
-from stoker.errors import StateError
+from stoker.errors import CombinationError, StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import as_array
 from stoker.stages.batching.joining import CutDocuments, Tokens
+from stoker.stages.stage import ChainView, EnginePlan, PoolSize, Traits, first_with, not_known
 
 # Inputs whose places are looked up at once. Chosen, not measured.
 _LOOKED_UP = 4_096
@@ -41,8 +51,71 @@ _FORM = attrgetter("ndim", "dtype")
 _NO_TOKENS: Tokens = np.zeros(0, np.int64)
 
 
-@dataclass
-class PackStart(Node):
+@dataclass(frozen=True)
+class Pack(StreamStage):
+    """The stage ``.pack(length)``.
+
+    Attributes:
+        length: of what comes out, in tokens.
+    """
+
+    length: int
+    traits = Traits(joins=True)
+    kind = "pack"
+
+    @staticmethod
+    def of(length: Any) -> Pack:
+        """Check the argument of ``.pack()``."""
+        if not is_whole_number(length):
+            raise TypeError(f".pack() takes a whole number of tokens, not {length!r}")
+        if length < 1:
+            raise ValueError(f".pack() makes sequences of at least one token, not {length}")
+        return Pack(int(length))
+
+    @property
+    def call(self) -> str:
+        return f"pack({self.length:,})"
+
+    def bind(self, before: ChainView) -> Pack:
+        """Check that single sequences come here."""
+        if before.source.yields_batches:
+            raise CombinationError(".pack() joins single sequences, and a loader yields batches")
+        stage = first_with(before.stages, lambda t: t.batches or t.joins)
+        if stage is not None:
+            raise CombinationError(
+                f".pack() cannot follow {stage.name}: put it before .batch(), once"
+            )
+        return self
+
+    def lower(self, to: EnginePlan) -> None:
+        super().lower(to)
+        to.join(self.length)
+
+    def stream(self, upstream: SegmentStream, around: Surroundings) -> PackedStream:
+        begun = None
+        if around.leg is not None and around.leg.offsets:
+            assert around.order is not None
+            begun = BegunInputs(around.order, around.leg.offsets)
+        return PackedStream(self, upstream, begun)
+
+    def read_node(self, saved: Any, bounds: Bounds) -> PackStart:
+        start = msgspec.convert(saved, PackStart)
+        check_integer(start.input, 0, bounds.most)
+        bounds.most, bounds.exact = LARGEST, None
+        return start
+
+    def count(self, items: int) -> int:
+        """Raise TypeError: only the end tells."""
+        raise not_known()
+
+    def signature(self) -> str:
+        return self.call
+
+    def note(self, chain: ChainView, pool_size: PoolSize) -> str:
+        return "  sequences are joined, and cut where one is full"
+
+
+class PackStart(Node, tag=Pack.kind):
     """The start of a full sequence.
 
     Attributes:
@@ -52,24 +125,12 @@ class PackStart(Node):
             begun, of those that they left.
     """
 
-    number: int = 0
-    input: int = 0
-    offset: int = 0
+    number: Count
+    input: Count
+    offset: Count
 
-    @classmethod
-    def from_json(cls, saved: Any, bounds: Bounds) -> PackStart:
-        """Read the result of ``to_json``."""
-        number, of = check_integer(saved["number"]), check_integer(saved["input"], 0, bounds.most)
-        bounds.most, bounds.exact = LARGEST, None
-        return cls(number, of, check_integer(saved["offset"]))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": PackPoint.kind,
-            "number": self.number,
-            "input": self.input,
-            "offset": self.offset,
-        }
+    def read_so_far(self) -> ReadSoFar:
+        return ReadSoFar(self.input, self.number, self.offset)
 
 
 class BegunInputs:
@@ -101,7 +162,7 @@ class PackedStream(OrderedStream):
     """A stream of full sequences, not joined yet. Tokens that fill no last one are dropped.
 
     Args:
-        point: the length of full sequences.
+        stage: the stage.
         upstream: the stream of sequences.
         begun: the inputs that earlier ranks have begun; None if there are none.
     """
@@ -109,11 +170,11 @@ class PackedStream(OrderedStream):
     keeps = True
 
     def __init__(
-        self, point: PackPoint, upstream: SegmentStream, begun: BegunInputs | None = None
+        self, stage: Pack, upstream: SegmentStream, begun: BegunInputs | None = None
     ) -> None:
         super().__init__(upstream)
         self._begun = begun
-        self._stage, self._length = point.pack, point.pack.length
+        self._stage, self._length = stage, stage.length
         # The latest inputs, not all of which is in full sequences: the first ``_skip`` tokens are.
         self._documents: list[Tokens] = []
         self._fresh_at: list[int] = []  # the fresh examples up to each of them
@@ -144,7 +205,7 @@ class PackedStream(OrderedStream):
         return self.resume_point(number)[1]
 
     def resume(self, node: PackStart | None, request: UpstreamRequest) -> UpstreamRequest:
-        start = node or PackStart()
+        start = node or PackStart(0, 0, 0)
         if start.number != request.next:
             raise damage_error("where a sequence begins does not fit")
         self._sequences, self._inputs, self._skip = start.number, start.input, start.offset

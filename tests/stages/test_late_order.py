@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.schedule.late_order import LateOrder, check_left
+from stoker.steps.late import LateOrder, Sizes
 from strategies import few
 
 
@@ -22,8 +21,12 @@ class Epoch:
     ready_at: list[float]
     steps: list[float]
 
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.group, self.late, self.total)
+
     def order(self) -> LateOrder:
-        return LateOrder(self.group, self.late, self.total)
+        return LateOrder(self.sizes)
 
     def run(self, order: LateOrder) -> list[list[int]]:
         """Decide all batches from where an order is; the clock goes on by events alone."""
@@ -85,9 +88,9 @@ def test_what_was_left_behind_repeats_it(epoch: Epoch, data: st.DataObject) -> N
     order = epoch.order()
     batches = epoch.run(order)
     epoch.ready_at = data.draw(st.permutations(epoch.ready_at))  # another machine
-    saved = json.loads(json.dumps(order.left_from(0)))
-    left = check_left(saved, epoch.group, epoch.late, epoch.total, 0)
-    again = LateOrder(epoch.group, epoch.late, epoch.total)
+    left = order.left_from(0)
+    epoch.sizes.check(left, 0)
+    again = epoch.order()
     again.start_at(0, (), left, order.batches)
     assert epoch.run(again) == batches
     at = data.draw(st.integers(0, len(batches)))

@@ -1,18 +1,24 @@
-"""The source over a user's loader: ready batches, in the loader's own order."""
+"""A user's loader: ready batches, in its own order, and its passes as heads of an epoch."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
+from stoker.engine.head_source import HeadSource, Opening
+from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
 from stoker.errors import StateError
-from stoker.sources.iterable import Passes, Standing
-from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
+from stoker.sources.origin import ChainOfSource
+from stoker.sources.passes import Passes, Standing, interrupt
 
 
-class LoaderSource(Origin):
+class LoaderSource(HeadSource):
     """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
     Attributes:
@@ -116,8 +122,13 @@ class LoaderSource(Origin):
         where = "a thread of its own" if is_followed else "the consumer's thread"
         return f"read in {where}, as its owner set it up"
 
-    def lower(self, to: SourcePlan) -> None:
-        to.take_batches(self)
+    def head(self, opening: Opening) -> LoaderHead:
+        position = opening.position
+        if position.loader_state is not None:
+            self.load(position.loader_state)
+        return LoaderHead(
+            self, opening.tally, opening.keep, loaded=position.loaded, fresh=position.fresh
+        )
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn if there are several ranks and the loader is not sharded."""
@@ -149,3 +160,127 @@ class _Resetting(Iterator[Any]):
             if getattr(self._iterator, "_auto_reset", "no") != "yes":
                 self._iterator.reset()
             raise
+
+
+class LoaderHead(HeadStream):
+    """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
+
+    If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or
+    share their memory with its workers.
+
+    Args:
+        source: the loader.
+        keep: makes the copies; None if none are needed.
+        loaded, fresh: batches and rows before a resume: the loader begins after them.
+    """
+
+    blocking = True
+
+    def __init__(
+        self,
+        source: LoaderSource,
+        tally: EpochCounters,
+        keep: Recycler | None,
+        *,
+        loaded: int = 0,
+        fresh: int = 0,
+    ) -> None:
+        super().__init__()
+        self._keep = keep
+        self._iterator: Iterator[Any] | None = None
+        self._name = source.name
+        self._tally = tally
+        tally.open(HEAD, [source.name])
+        self._has_pulled = self._has_begun = loaded
+        self._fresh = fresh
+        self._has_failed: Exception | None = None  # raised while it was asked for its end
+        self._errors: list[BaseException] = []
+        self._source = source
+        self._states: deque[tuple[int, Any]] = deque()  # the loader's, by the number of batches
+        self._iterator = source.open()
+        self._earlier: tuple[int, Any] = (loaded, source.before)  # the state before all of these
+
+    @property
+    def fresh(self) -> int:
+        return self._fresh
+
+    def _take(self, may_block: bool) -> Item | None:
+        """Return the loader's next batch. Its errors pass unchanged, and it may be asked again."""
+        if not may_block:
+            raise WouldBlock(None)
+        if self._has_failed is not None:
+            failed, self._has_failed = self._has_failed, None
+            raise failed
+        if self._iterator is None:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        except Exception as error:
+            self._errors.append(error)
+            raise
+        if self._keep is not None:
+            batch = self._keep.copy(batch)
+        rows = pytree.batch_rows(batch)
+        spent = time.perf_counter_ns() - began
+        self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])
+        self._fresh += rows
+        self._has_pulled += 1
+        if self._source.takes_state:
+            self._states.append((self._has_pulled, self._source.state()))
+        return done_item(batch, self._has_pulled - 1, self._fresh, rows)
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return whether a batch was peeked at already. The loader is not asked."""
+        return super().poll(count)[0], self._iterator is None
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        return max(loaded, item.ordinal + 1)
+
+    def has_ended(self) -> bool:
+        """True if the loader is exhausted. A batch or error that this reads comes next."""
+        if self._has_failed is not None:
+            return False
+        try:
+            return self.peek() is None
+        except Exception as error:
+            self._has_failed = error
+            return False
+
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        self.forget_states(fresh, loaded)
+        return self._states[0][1] if self._states else None, loaded
+
+    def forget_states(self, fresh: int, loaded: int) -> None:
+        while self._states and self._states[0][0] < loaded:
+            self._earlier = self._states.popleft()
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        if ended:
+            self._source.end()
+        if ended or not self._source.takes_state or (loaded and loaded == self._has_begun):
+            return
+        self.forget_states(fresh, loaded)
+        number, own = self._earlier
+        place = None if own is None or not loaded else {"own": own, "skip": loaded - number}
+        if loaded and place is None:
+            self._source.end()
+        else:
+            self._source.leave(place, is_ahead=self._has_pulled > loaded)
+
+    def has_raised(self, error: BaseException) -> bool:
+        for at, own in enumerate(self._errors):
+            if own is error:
+                del self._errors[at]  # in place: the reading thread may add another
+                return True
+        return False
+
+    def interrupt(self) -> None:
+        interrupt(self._iterator)
+
+    def clear(self) -> None:
+        """Drop the loader's iterator, which ends its workers."""
+        self._iterator = self._next_item = None

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.basics.signals import pass_on
+from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
+from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.work.failure import Failure
+from stoker.engine.workers.threads import WorkerPool
+from stoker.errors import CombinationError, StageError
+from stoker.stages.padding_mask import PaddingMask
+from stoker.stages.stage import ChainView, Traits, first_with
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.
@@ -102,8 +109,8 @@ def _is_a_jax_type(leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class To(ChainStage):
-    """The stage ``.to(device)``.
+class To(StreamStage):
+    """The stage ``.to(device)``: the consumer's thread drives its stream, and all behind it.
 
     Attributes:
         device: the name of a device of torch; or a ``jax.Device`` or ``jax.sharding.Sharding``.
@@ -111,6 +118,8 @@ class To(ChainStage):
 
     device: Any
     traits = Traits(moves=True)
+    kind = None
+    is_decided = False
 
     @staticmethod
     def of(device: Any) -> To:
@@ -123,7 +132,6 @@ class To(ChainStage):
 
     @property
     def allocate(self) -> Callable[[int], memoryview]:
-        """What allocates the memory of batches that this stage moves."""
         place = self.device
         is_cuda = isinstance(place, str) and place.startswith("cuda")
         return PinnedMemory(place).allocate if is_cuda else allocate_aligned
@@ -138,13 +146,13 @@ class To(ChainStage):
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:
-            raise ValueError(f".{self.name} cannot follow {stage.name}: move once")
+            raise CombinationError(f".{self.name} cannot follow {stage.name}: move once")
         if not before.is_batched:
-            raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
+            raise CombinationError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.move(self)
+    def stream(self, upstream: PulledStream, around: Surroundings) -> DeviceStream:
+        return DeviceStream(upstream, self.mover(), around.worker_pool, around.mask)
 
     def count(self, items: int) -> int:
         return items
@@ -177,17 +185,6 @@ def torch_device(device: Any) -> str:
             f".to() takes a device of torch, such as 'cuda' (any GPU of NVIDIA or AMD), 'mps' or "
             f"'cpu', not {device!r}"
         ) from error
-
-
-def usable_bytes(device: Any) -> int:
-    """Return the free memory of a device; the host's if the device does not tell."""
-    import torch
-
-    device = torch.device(device)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    return resources.usable_memory_bytes()
 
 
 class PinnedMemory:
@@ -262,7 +259,7 @@ class Mover:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def usable_bytes(self) -> int:
-        return usable_bytes(self._device)
+        return resources.usable_device_bytes(self._device)
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; the returned function waits for it and gives it."""
@@ -352,3 +349,128 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def _is_numeric(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+
+
+class DeviceStream(DrivenStream):
+    """Batches on a device. The next one is copied while one is used."""
+
+    blocking = True
+
+    def __init__(
+        self,
+        upstream: PulledStream,
+        mover: Mover | JaxMover,
+        worker_pool: WorkerPool,
+        mask: PaddingMask | None = None,
+    ) -> None:
+        super().__init__()
+        self.upstream: PulledStream = upstream
+        self._mask = mask
+        self._mover = mover
+        self._worker_pool = worker_pool
+        self._under_way: deque[tuple[Item, Any]] = deque()
+        self._next: Item | None = None
+        self._over = False
+        self._error: Exception | None = None
+        self.total = upstream.total
+
+    @property
+    def fresh(self) -> int:
+        return self.upstream.fresh
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        """Return the batches on their way to the device (0 or 1), and whether none is left."""
+        if self._next_item is None and not self._under_way:
+            self._begin_early()
+        ready = self._next_item is not None or bool(self._under_way) or self._error is not None
+        return int(ready), self._over and not ready
+
+    def wait_for(self, count: int) -> None:
+        """Wait until a batch is on its way to the device, or none is left."""
+        if self._next_item is None and not self._under_way and self._error is None:
+            self._begin(wait=True)
+
+    @property
+    def is_full(self) -> bool:
+        """True if there is no room for more on the host."""
+        return self.upstream.is_full
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return the number of waiting batches, on the host too, and since when it is full."""
+        ready, since = self.upstream.ready_since()
+        return ready + len(self._under_way), since
+
+    def _take(self, may_block: bool) -> Item | None:
+        """Take the next batch on the device, and begin to move the one after it.
+
+        The consumer alone asks, and may always wait.
+        """
+        if not self._under_way and not self._begin(wait=True):
+            return None
+        item, move = self._under_way.popleft()
+        self._begin_early()
+        value = move if type(move) is Failure else self._try(move, item)
+        return with_value(item, DoneTask([value]))
+
+    def usable_bytes(self) -> int:
+        return self._mover.usable_bytes()
+
+    def recompute(self, number: int) -> Item:
+        item = self.upstream.recompute(number)
+        self._worker_pool.wait(item.task)
+        value = item.task.values[item.row]
+        if type(value) is not Failure:
+            value = self._try(lambda: self._mover.start(value)(), item)
+        return with_value(item, DoneTask([value]))
+
+    def _begin_early(self) -> None:
+        """Start to move the next batch if the host has it. Its error is raised at its turn."""
+        if self._error is None:
+            try:
+                self._begin(wait=False)
+            except Exception as error:
+                pass_on(error)
+                self._error = error
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Start to move the next batch; without ``wait`` only if the host has it ready."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._next is None:
+            try:
+                self._next = self.upstream.pull(may_block=wait)
+            except WouldBlock:
+                return False
+            self._over = self._next is None
+        item = self._next
+        if item is None or not (wait or item.task.done):
+            return False
+        self._worker_pool.wait(item.task)
+        self._next = None
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        if type(value) is not Failure:
+            value = self._try(lambda: self._mover.start(self._mark(value, item)), item)
+        self._under_way.append((item, value))
+        return True
+
+    def _mark(self, value: Any, item: Item) -> Any:
+        return (
+            value
+            if self._mask is None
+            else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
+        )
+
+    def _try(self, move: Callable[[], Any], item: Item) -> Any:
+        try:
+            return move()
+        except StageError as error:
+            return Failure(error)
+        except Exception as error:
+            pass_on(error)
+            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
+
+    def clear(self) -> None:
+        self._mover.close()
+        self._under_way.clear()
+        self._next = self._next_item = None

@@ -19,7 +19,7 @@ import served
 
 import stoker
 from stoker.feed import local_socket, messages
-from stoker.feed.feeder.local_preparation import LocalPreparation
+from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.server import FeedServer
 from stoker.feed.settings import FeedSettings
 
@@ -170,7 +170,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     def feed() -> None:
         listener = local_socket.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, LocalPreparation(make()), how)
+        feeder = FeedServer(listener, Preparation(make()), how)
         try:
             feeder.serve()
         except BaseException:

@@ -41,7 +41,7 @@ def start(node: str, *arguments: Any) -> Any:
 
 
 def feeders() -> list[psutil.Process]:
-    """Return the processes that prepare; relays, and what starts them, apart."""
+    """Return the processes that prepare, without those that start them."""
     found = []
     for process in psutil.process_iter(["cmdline", "create_time"]):
         line = " ".join(process.info["cmdline"] or ())

@@ -40,12 +40,11 @@ from playing import (
 import stoker
 from authority import certificates
 from scripts import reserved_port
-from stoker.feed.relay import protocol
 from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
 
 _names = itertools.count()
-HOSTS = ("127.0.0.1", "localhost")  # each name of a host has a relay of its own
+HOSTS = ("127.0.0.1", "localhost")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,7 +81,6 @@ def somewhere() -> Iterator[Somewhere]:
 def feed() -> Iterator[Somewhere]:
     with somewhere() as made:
         yield made
-    wait_until(lambda: not any(feeder_of(made.url(host)) for host in HOSTS), "the relays end")
 
 
 def plays() -> st.SearchStrategy[list[Play]]:
@@ -108,7 +106,7 @@ def kill(name: str) -> None:
 def play_out(
     makes: list[Callable[[], Any]], cast: list[Play], kind: str, kills: list[tuple[int, str]]
 ) -> None:
-    """Have jobs play, kill feeders and relays behind so many outputs, and check what came."""
+    """Have jobs play, kill feeders behind so many outputs, and check what came."""
     with tempfile.TemporaryDirectory() as home:
         logs = [Path(home) / f"{number}" for number in range(len(cast))]
         jobs = [start(*one) for one in zip(makes, cast, logs, strict=True)]
@@ -202,49 +200,16 @@ def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_pat
         play_out(makes, cast, "batches", [])
 
 
-@pytest.mark.full
-def test_contents_cross_the_network_once_for_all_jobs_of_a_host(
-    feed: Somewhere, tmp_path: Path
-) -> None:
-    crossed = 0
-
-    def count(_: int, data: bytes) -> bytes:
-        nonlocal crossed
-        crossed += len(data)
-        return data
-
-    cast = [Play(epochs=4, step_s=0.005) for _ in range(4)]
-    logs = [tmp_path / f"{number}" for number in range(4)]
-    with (
-        feeding(served.rows, feed.name, listen=feed.listen),
-        line_to(feed.port, [count] * 9) as port,
-    ):
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
-        make = joining(feed.url(port=port))
-        wait_for_the_end([start(make, *one) for one in zip(cast, logs, strict=True)])
-    epochs = {epoch for log in logs for epoch, _, _ in log_of(log).outputs}
-    nbytes = sum(array.nbytes for batch in served.rows() for array in batch)
-    assert 4 * nbytes < crossed < (len(epochs) + 1) * nbytes  # one is read ahead of
-    assert len(epochs) < 10
-
-
 # -- who is killed, frozen or cut off
 
 
 @settings(max_examples=100 if FULL else 3)
-@given(
-    plays(),
-    st.sampled_from(served.KINDS),
-    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(HOSTS)), max_size=3),
-)
-def test_relays_and_jobs_that_are_killed(
-    cast: list[Play], kind: str, kills: list[tuple[int, str]]
-) -> None:
+@given(plays(), st.sampled_from(served.KINDS))
+def test_jobs_that_are_killed(cast: list[Play], kind: str) -> None:
     make: Callable[[], Any] = getattr(served, kind)
     with somewhere() as feed, feeding(make, feed.name, listen=feed.listen):
         names = [feed.url(HOSTS[0]), feed.url(HOSTS[1]), feed.name]
-        makes = [joining(names[number % 3]) for number in range(len(cast))]
-        play_out(makes, cast, kind, [(behind, feed.url(host)) for behind, host in kills])
+        play_out([joining(names[number % 3]) for number in range(len(cast))], cast, kind, [])
 
 
 @pytest.mark.full
@@ -252,16 +217,16 @@ def test_relays_and_jobs_that_are_killed(
 @given(
     plays(),
     st.sampled_from(served.KINDS),
-    st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=3),
+    st.lists(st.integers(1, 60), min_size=1, max_size=3),
 )
-def test_a_feeder_that_is_killed_goes_on_for_relays(
-    cast: list[Play], kind: str, kills: list[tuple[int, bool]]
+def test_a_feeder_that_is_killed_goes_on_for_jobs_elsewhere(
+    cast: list[Play], kind: str, kills: list[int]
 ) -> None:
     """As long as there is a job beside it that starts it again."""
     stays = Play(epochs=3, step_s=0.01)
     with somewhere() as feed, tempfile.TemporaryDirectory() as home:
         share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
-        whom = [(behind, feed.url() if relay else feed.name) for behind, relay in kills]
+        whom = [(behind, feed.name) for behind in kills]
         first = start(share, Play(epochs=10_000, step_s=0.02), Path(home) / "first")
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
@@ -296,37 +261,20 @@ def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any])
 
 
 @pytest.mark.full
-def test_a_frozen_relay_holds_up_nobody_for_long(
-    feed: Somewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(protocol, "SILENT_S", 3.0)  # in the feeder's process
+def test_a_frozen_job_holds_up_nobody_for_long(feed: Somewhere, tmp_path: Path) -> None:
     frozen, others = Play(epochs=4, step_s=0.01), Play(epochs=4, step_s=0.01)
     logs = [tmp_path / "frozen", tmp_path / "others"]
-    with feeding(served.batches, feed.name, listen=feed.listen, patience_s=1000.0, jobs=2):
+    with feeding(served.batches, feed.name, listen=feed.listen, patience_s=3.0, jobs=2):
         jobs = [
             start(joining(feed.url()), frozen, logs[0]),
             start(joining(feed.name), others, logs[1]),
         ]
-        wait_until(lambda: len(log_of(logs[0]).outputs) > 5, "the relay is at work")
-        relay = feeder_of(feed.url())
-        assert relay is not None
-        os.kill(relay, signal.SIGSTOP)
+        wait_until(lambda: len(log_of(logs[0]).outputs) > 5, "the job is at work")
+        os.kill(jobs[0].pid, signal.SIGSTOP)
         wait_until(lambda: log_of(logs[1]).ended, "the others have ended")
-        os.kill(relay, signal.SIGCONT)
         wait_for_the_end(jobs)
     for play, log in zip((frozen, others), logs, strict=True):
         check_outputs(log_of(log), "batches", play)
-
-
-@pytest.mark.full
-def test_everybody_killed_leaves_no_relay(feed: Somewhere, tmp_path: Path) -> None:
-    with feeding(served.batches, feed.name, listen=feed.listen):
-        job = start(joining(feed.url()), Play(epochs=50, step_s=0.01), tmp_path / "log")
-        wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3, "the job is at work")
-        job.kill()
-        job.join()
-        job.close()
-        wait_until(lambda: feeder_of(feed.url()) is None, "the relay ends with its last job")
 
 
 # -- what is refused
@@ -380,7 +328,7 @@ def test_without_the_token_nobody_joins(
 def test_an_encrypted_feed(
     feed: Somewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relays need certificates as the feeder has them, and are told so."""
+    """Jobs need certificates as the feeder has them, and are told so."""
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         certificates(tmp_path / name)
@@ -389,7 +337,6 @@ def test_an_encrypted_feed(
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         found = [served.digest(batch) for batch in stoker.from_feed(feed.url())]
         assert found == served.expected("batches", 0)
-        wait_until(lambda: not feeder_of(feed.url()), "the relay ends")
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
         with pytest.raises(stoker.FeedError, match="authority did not sign its certificate"):
             stoker.from_feed(feed.url())
@@ -398,16 +345,16 @@ def test_an_encrypted_feed(
             stoker.from_feed(feed.url())
         monkeypatch.delenv("STOKER_TLS_FOLDER")
         with pytest.raises(stoker.FeedError, match="encrypts connections with"):
-            stoker.from_feed(feed.url(HOSTS[1]))  # the other relay still tells everybody why
+            stoker.from_feed(feed.url())
 
 
-def test_a_trusted_network_is_one_for_the_feed_and_its_relays(feed: Somewhere) -> None:
+def test_a_trusted_network_is_one_for_the_feed_and_its_jobs(feed: Somewhere) -> None:
     with feeding(served.batches, feed.name, listen=feed.listen, insecure=True):
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         train = stoker.from_feed(feed.url(), insecure=True)
         assert [served.digest(batch) for batch in train] == served.expected("batches", 0)
         with pytest.raises(stoker.FeedError, match=r"does not encrypt .*insecure=True here"):
-            stoker.from_feed(feed.url(HOSTS[1]))
+            stoker.from_feed(feed.url())
 
 
 def test_a_pipeline_that_fails_tells_jobs_elsewhere(feed: Somewhere) -> None:

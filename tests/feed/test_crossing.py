@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import pickle
+import gc
+import os
 import random
 import socket
 import struct
-import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,26 @@ import pytest
 import torch
 from hypothesis import given
 
+from descriptors import open_descriptors
 from encodable import Pair, Record, nested, shown
 from odd_records import ODD_RECORDS, record_of
+from stoker.feed import remote
 from stoker.feed.messages import (
     Begin,
     End,
-    EpochRequest,
     Failed,
+    ItemMessage,
     Malformed,
     Message,
+    Peers,
     Refused,
     Welcome,
 )
-from stoker.feed.relay.protocol import (
-    Heartbeat,
-    ItemTaken,
-    Join,
-    RelayServerEnd,
-    RelaySourceEnd,
-    RemoteItem,
-)
-from stoker.transport.codec.decoder import Damaged, RecordView, UnknownType, decode, decode_views
+from stoker.transport.codec.decoder import Damaged, UnknownType, decode, decode_views
 from stoker.transport.codec.encoder import encode, encode_views
 from stoker.transport.link import Link
+from stoker.transport.payload import from_payload
+from stoker.transport.shared_memory import map_block
 from strategies import FULL
 
 
@@ -49,20 +45,30 @@ def lent(value: Any) -> tuple[bytes, bytearray]:
     return head, bytearray(b"".join(contents))
 
 
+def item_of(head: bytes) -> ItemMessage:
+    return ItemMessage(1, 0, 5, 1, 9, [], head, [])
+
+
+def value_of(message: Message, descriptors: list[int]) -> Any:
+    """Return the value of an item, as a job maps it."""
+    assert isinstance(message, ItemMessage)
+    mappings = [
+        map_block(os.dup(each), generation)
+        for each, generation in zip(descriptors, message.generations, strict=True)
+    ]
+    return from_payload(message.header, message.places, mappings)
+
+
 @given(nested)
 def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
-    head, contents = encode_views(value)
-    item = RemoteItem.of((0, 5), 1, 2, head, contents)
     ours, theirs = socket.socketpair()
-    gateway, relay = (
-        RelayServerEnd(Link(ours, "relay", 5.0)),
-        RelaySourceEnd(Link(theirs, "gateway", 5.0)),
-    )
-    with contextlib.closing(gateway), contextlib.closing(relay):
-        gateway.send(item, *contents)
-        message, body = relay.receive(place)
-    assert isinstance(message, RemoteItem)
-    made = pickle.loads(pickle.dumps(RecordView(message.head, body), 5))
+    feeder, job = Link(ours, "job", 5.0), Link(theirs, "feeder", 5.0)
+    with contextlib.closing(feeder), contextlib.closing(job):
+        head, contents = encode_views(value)
+        remote._send(feeder, item_of(head), contents)
+        received = remote._Received()
+        made = value_of(*received.next(job))
+        received.close()
     assert shown(made) == shown(value)
     assert shown(decode(memoryview(b"".join(encode(value))))) == shown(value)
 
@@ -88,12 +94,8 @@ def test_a_class_that_nobody_has_imported() -> None:
 
 
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
-SAID_BY_RELAYS: list[Message] = [
-    Join(1, "feed", "a relay", 11, ["a", "b"]), EpochRequest(1, None, 0),
-    EpochRequest(2, 3, 4), ItemTaken(), Heartbeat(),
-]  # fmt: skip
-SAID_BY_GATEWAYS: list[Message] = [
-    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"), Heartbeat(),
+SAID_BY_FEEDERS: list[Message] = [
+    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"), Peers([1]),
 ]  # fmt: skip
 VALUE = [Pair(np.arange(300), "x" * 20), {"a": (torch.arange(9.0), b"b" * 1500, -1)}]
 
@@ -117,60 +119,49 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return data
 
 
-def frame_of(message: Message, *contents: memoryview) -> bytes:
+def frame_of(message: Message, contents: Sequence[Any] = ()) -> bytes:
     """Return what is sent over a connection."""
     ours, theirs = socket.socketpair()
     with theirs:
         link = Link(ours, "test", 5.0)
-        RelayServerEnd(link).send(message, *contents)
+        remote._send(link, message, contents)
         link.close()
         return b"".join(iter(lambda: theirs.recv(1 << 20), b""))
 
 
 def test_damaged_frames_harm_nobody() -> None:
-    """Each end takes them for what they are; no value comes out that is another."""
+    """A job takes them for what they are; no value comes out that is another."""
     draw = random.Random(3)
     head, contents = encode_views(VALUE)
-    item = RemoteItem.of((0, 5), 1, 2, head, contents)
-    by_relays = [frame_of(message) for message in SAID_BY_RELAYS]
-    by_gateways = [frame_of(message) for message in SAID_BY_GATEWAYS]
-    by_gateways += 4 * [frame_of(item, *contents)]
+    frames = [frame_of(message) for message in SAID_BY_FEEDERS]
+    frames += 4 * [frame_of(item_of(head), contents)]
     good = bad = 0
-    for number in range(100_000 if FULL else 3_000):
-        by_relay = number % 2
-        data = mutated(draw.choice(by_relays if by_relay else by_gateways), draw)
+    gc.collect()
+    before = open_descriptors()
+    for _ in range(50_000 if FULL else 1_500):
         ours, theirs = socket.socketpair()
         with theirs:
-            theirs.sendall(data)
+            theirs.sendall(mutated(draw.choice(frames), draw))
             theirs.shutdown(socket.SHUT_WR)
-            link = Link(ours, "test", 5.0)
+            link, received = Link(ours, "test", 5.0), remote._Received()
             try:
                 while True:
-                    if by_relay:
-                        assert isinstance(RelayServerEnd(link).receive(), Message)
-                    else:
-                        message, body = RelaySourceEnd(link).receive(place)
-                        assert isinstance(message, Message)
-                        if isinstance(message, RemoteItem):
-                            assert message == item
-                            assert shown(decode_views(message.head, body)) == shown(VALUE)
+                    message, descriptors = received.next(link)
+                    if isinstance(message, ItemMessage):
+                        assert shown(value_of(message, descriptors)) == shown(VALUE)
                     good += 1
             except (EOFError, OSError, Malformed):
                 bad += 1
-            except MemoryError:
-                bad += 1  # what `place` says to an item that is too large
+            received.close()
+    del link, ours
+    gc.collect()
+    assert open_descriptors() <= before  # nor is memory kept that a frame only claimed to need
     assert good
     assert bad
 
 
-def place(size: int) -> Any:
-    if size > 1 << 20:
-        raise MemoryError
-    return np.empty(size, np.uint8)
-
-
 def test_damaged_heads_are_values_or_refused() -> None:
-    """Whatever an authenticated relay is sent: no code runs, and nothing is read elsewhere."""
+    """Whatever an authenticated job is sent: no code runs, and nothing is read elsewhere."""
     draw = random.Random(4)
     head, body = lent(VALUE)
     refused = 0
@@ -203,42 +194,3 @@ def test_large_claims_take_no_memory() -> None:
     for shape in ([2**40], [0, 2**61], [2**31, 2**31, 2**31]):
         with pytest.raises(Damaged, match=r"too small|offset|too big|dimension"):
             decode_views(record_of(["array", "<f8"], [shape]), b"")
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[RelayServerEnd, RelaySourceEnd]]:
-    ours, theirs = socket.socketpair()
-    gateway, relay = (
-        RelayServerEnd(Link(ours, "relay", 5.0)),
-        RelaySourceEnd(Link(theirs, "gateway", 5.0)),
-    )
-    yield gateway, relay
-    gateway.close()
-    relay.close()
-
-
-def test_who_waits_is_kept_by_beats_and_others_are_given_up(
-    ends: tuple[RelayServerEnd, RelaySourceEnd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.feed.relay.protocol.HEARTBEAT_S", 0.01)
-    monkeypatch.setattr("stoker.feed.relay.protocol.SILENT_S", 0.3)
-    gateway, relay = ends
-    heard: list[Any] = []
-
-    def listen() -> None:
-        with contextlib.suppress(EOFError, OSError, Malformed):
-            for _ in itertools.count():
-                heard.append(gateway.receive())
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    timer = threading.Timer(0.9, gateway.send, [Begin(1, 2, 3)])  # three times as long as allowed
-    timer.start()
-    message, _ = relay.receive()
-    assert isinstance(message, Begin)
-    timer.join()
-    relay.send(ItemTaken())
-    thread.join()  # nobody beats any more
-    assert [type(message) for message in heard] == [ItemTaken]
-    with pytest.raises(OSError, match="sent nothing"):
-        relay.receive()

@@ -436,7 +436,7 @@ hostile = st.one_of(
     st.integers(messages.MAX_PACKET_BYTES - 2, messages.MAX_PACKET_BYTES + 2).map(bytes),
     st.sampled_from(
         [
-            messages._encode(message)
+            messages.encode(message)
             for message in (
                 good,
                 messages.EpochRequest(1, None, -1),

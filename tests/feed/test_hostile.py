@@ -54,7 +54,7 @@ def name() -> Iterator[str]:
     wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
 
 
-HELLO = Hello(messages.VERSION, "a job", "", 11, ["a", "b"], [1, 2])
+HELLO = Hello(messages.VERSION, "a job", "", "", 11, ["a", "b"], [1, 2])
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
 ITEM = ItemMessage(1, 0, 5, 1, 9, [3], b"header", [(0, 64, 8)])
 FROM_JOB = [
@@ -69,7 +69,7 @@ FROM_FEEDER = [
     Evicted(1),
 ]  # fmt: skip
 SAID_BY_JOBS, SAID_BY_FEEDERS = (
-    [messages._encode(message) for message in said] for said in (FROM_JOB, FROM_FEEDER)
+    [messages.encode(message) for message in said] for said in (FROM_JOB, FROM_FEEDER)
 )
 PACKETS = SAID_BY_JOBS + SAID_BY_FEEDERS
 LENGTHS = [b"\xdb", b"\xdd", b"\xdf", b"\xc6"]  # of texts, arrays, maps and bytes, in 32 bits
@@ -132,12 +132,12 @@ def pipe_descriptors(count: int) -> Any:
 def targeted(draw: random.Random) -> bytes:
     """Return a message that fits the schema, and asks for what is not, or is not a job's to ask."""
     largest = messages.MAX_NUMBER
-    return messages._encode(
+    return messages.encode(
         draw.choice(
             [
                 Hello(messages.VERSION, "[/x] \x1b[2J", peers=[os.getpid(), os.getppid()]),
                 Hello(messages.VERSION, "", "é" * messages.TEXT_CHARACTERS),
-                Hello(messages.VERSION, "", "", 2**64 - 1, signature_of("batches")),
+                Hello(messages.VERSION, "", "", "", 2**64 - 1, signature_of("batches")),
                 Hello(
                     messages.VERSION, "", signature=signature_of("batches"), peers=[2**31 - 1, 1]
                 ),
@@ -205,20 +205,20 @@ def test_an_honest_job_goes_on_beside_a_hostile_one(name: str, kind: str) -> Non
 
 
 HARMFUL = {
-    "no UTF-8": [messages._encode(HELLO).replace(b"a job", b"a \xff\xfe\xfd")],
-    "a long target": [messages._encode(Hello(messages.VERSION, "", "x" * 65_500))],
+    "no UTF-8": [messages.encode(HELLO).replace(b"a job", b"a \xff\xfe\xfd")],
+    "a long target": [messages.encode(Hello(messages.VERSION, "", "x" * 65_500))],
     "peers that cannot be": [
-        messages._encode(
-            [*["Hello", messages.VERSION, "", "", None, signature_of("batches"), [2**40, -1]]]
+        messages.encode(
+            [*["Hello", messages.VERSION, "", "", "", None, signature_of("batches"), [2**40, -1]]]
         )
     ],
     "an epoch beyond counting": [
-        messages._encode(Hello(messages.VERSION, "")),
-        messages._encode(["Ask", 1, 2**64 - 1, 19]),
+        messages.encode(Hello(messages.VERSION, "")),
+        messages.encode(["Ask", 1, 2**64 - 1, 19]),
     ],
     "an output beyond counting": [
-        messages._encode(Hello(messages.VERSION, "")),
-        messages._encode(["Ask", 1, 0, 2**64 - 1]),
+        messages.encode(Hello(messages.VERSION, "")),
+        messages.encode(["Ask", 1, 0, 2**64 - 1]),
     ],
 }
 
@@ -242,14 +242,14 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
-    from stoker.feed.feeder.local_preparation import LocalPreparation
+    from stoker.feed.feeder.preparation import Preparation
     from stoker.feed.foreground import View
     from stoker.feed.server import FeedServer
     from stoker.feed.settings import FeedSettings
 
     listener = local_socket.listen(name)
     assert listener is not None
-    feeder = FeedServer(listener, LocalPreparation(served.batches()), FeedSettings(name, ""))
+    feeder = FeedServer(listener, Preparation(served.batches()), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -292,7 +292,7 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
-    from stoker.feed.feeder.local_preparation import LocalPreparation
+    from stoker.feed.feeder.preparation import Preparation
     from stoker.feed.server import FeedServer
     from stoker.feed.settings import FeedSettings
 
@@ -301,7 +301,7 @@ def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
         FeedServer(
             listener,
-            LocalPreparation(stoker.from_dataset(range(9), seed=2**64)),
+            Preparation(stoker.from_dataset(range(9), seed=2**64)),
             FeedSettings(name, ""),
         )
 
@@ -361,7 +361,7 @@ class Impostor:
 
     def send(self, message: Any, descriptors: list[int] | None = None) -> None:
         if isinstance(message, Message):
-            message = messages._encode(message)
+            message = messages.encode(message)
         rights: Any = np.array(descriptors or [], "i")
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
         self._connection.sendmsg([message], passed if descriptors else [])
@@ -422,9 +422,9 @@ def then(*said: Any) -> Says:
 NONSENSE: dict[str, Says] = {
     "no message": lambda feeder: feeder.send(b"\xc1"),
     "too long": lambda feeder: feeder.send(bytes(messages.MAX_PACKET_BYTES + 1)),
-    "half a message": then(messages._encode(End(1, 0, 0))[:-1]),
-    "no UTF-8": then(messages._encode(Failed(1, "abc")).replace(b"abc", b"\xff\xfe\xfd")),
-    "what a job says": then(messages._encode(Release([], 0))),
+    "half a message": then(messages.encode(End(1, 0, 0))[:-1]),
+    "no UTF-8": then(messages.encode(Failed(1, "abc")).replace(b"abc", b"\xff\xfe\xfd")),
+    "what a job says": then(messages.encode(Release([], 0))),
     "a welcome": then(WELCOME),
     "a refusal": then(Refused("not you")),
     "an answer to what was not asked yet": then(Evicted(99)),
@@ -488,11 +488,11 @@ def first_of(name: str, says: Says) -> str:
     "welcome",
     [
         b"\xc1",
-        messages._encode(WELCOME)[:-1],
-        messages._encode(WELCOME).replace(b"\xa1n", b"\xa1\xff"),
-        messages._encode(Welcome("n", "t", True, -1, 1, [], True, False, 2, 7, 0)),
-        messages._encode(Welcome("n", "t", True, 3, 1, [], True, False, 0, 7, 0)),
-        messages._encode(Evicted(1)),
+        messages.encode(WELCOME)[:-1],
+        messages.encode(WELCOME).replace(b"\xa1n", b"\xa1\xff"),
+        messages.encode(Welcome("n", "t", True, -1, 1, [], True, False, 2, 7, 0)),
+        messages.encode(Welcome("n", "t", True, 3, 1, [], True, False, 0, 7, 0)),
+        messages.encode(Evicted(1)),
     ],
     ids=["no message", "half", "no UTF-8", "a length below 0", "nothing lent", "no welcome"],
 )
@@ -510,7 +510,7 @@ def test_whatever_comes_to_a_job_is_an_output_or_a_feed_error(name: str) -> None
         feeder.item()
         for message in (End(1, 0, 1), Evicted(1), ITEM, Peers([3]), Failed(1, "x")):
             if draw.random() < 0.5:
-                feeder.send(mutated(messages._encode(message), draw), [0] * draw.randrange(3))
+                feeder.send(mutated(messages.encode(message), draw), [0] * draw.randrange(3))
         feeder._connection.shutdown(socket.SHUT_RDWR)
 
     with Impostor(name, says):

@@ -1,4 +1,4 @@
-"""A feed that the jobs of a Ray cluster share, when feeders, relays and nodes are killed."""
+"""A feed that the jobs of a Ray cluster share, when feeders and nodes are killed."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ class Jobs:
         """Wait until each job has had so many."""
         until(lambda: self.outputs() >= outputs)
 
-    def processes(self, what: str) -> list[psutil.Process]:
-        """Return feeders (``served.py``) or relays (``tcp://``) of this feed."""
+    def feeders(self) -> list[psutil.Process]:
+        """Return the processes that prepare this feed."""
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            if "stoker.feed.autostart" in line and self.name in line and what in line:
+            if "stoker.feed.autostart" in line and self.name in line:
                 found.append(process)
         return found
 
-    def kill(self, what: str) -> None:
-        for process in self.processes(what):
+    def kill_feeders(self) -> None:
+        for process in self.feeders():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -111,23 +111,14 @@ def nothing_left_behind() -> None:
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(tmp_path)
     yield made
-    until(lambda: not made.processes(""))
+    until(lambda: not made.feeders())
 
 
 def test_a_killed_feeder_is_started_again_beside_its_jobs(cluster: Any, jobs: Jobs) -> None:
     made = [jobs.start(node) for node in ("left", "left", "right")]
     for outputs in (3, 9):
         jobs.wait_for(outputs)
-        jobs.kill("served.py")
-    for found in ray.get(made, timeout=WITHIN_S):
-        check(found, 3)
-
-
-def test_a_killed_relay_is_started_again(cluster: Any, jobs: Jobs) -> None:
-    made = [jobs.start(node) for node in ("left", "right", "right")]
-    for outputs in (3, 9):
-        jobs.wait_for(outputs)
-        jobs.kill("tcp://")
+        jobs.kill_feeders()
     for found in ray.get(made, timeout=WITHIN_S):
         check(found, 3)
 
@@ -137,18 +128,18 @@ def test_a_feeder_without_jobs_beside_it_is_started_elsewhere(cluster: Any, jobs
     other = jobs.start("right", epochs=5)
     check(ray.get(first, timeout=WITHIN_S), 1)
     jobs.wait_for(3)
-    jobs.kill("served.py")
+    jobs.kill_feeders()
     check(ray.get(other, timeout=WITHIN_S), 5)
 
 
 def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:
     node = cluster.add_node(num_cpus=2, resources={"third": 9}, object_store_memory=80e6)
     lost = jobs.start("third", epochs=100)
-    until(lambda: jobs.processes("served.py"))
+    until(lambda: jobs.feeders())
     made = [jobs.start(place, 4) for place in ("right", "left", "left")]
     jobs.wait_for(3)
     cluster.remove_node(node, allow_graceful=False)
-    jobs.kill("served.py")  # which is on the same machine here
+    jobs.kill_feeders()  # which is on the same machine here
     for found in ray.get(made, timeout=WITHIN_S):
         check(found, 4)
     with pytest.raises(ray.exceptions.RayError):
@@ -167,7 +158,7 @@ def test_a_feed_that_is_lost_is_an_error_while_the_head_does_not_answer(
     os.kill(head.pid, signal.SIGSTOP)
     try:
         jobs.wait_for(jobs.outputs() + 5)
-        jobs.kill("served.py")
+        jobs.kill_feeders()
         until(ended.exists)
     finally:
         os.kill(head.pid, signal.SIGCONT)

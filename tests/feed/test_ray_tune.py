@@ -55,7 +55,7 @@ def test_trials_on_two_nodes_share_a_feed(cluster: Any, tmp_path: Path) -> None:
     space = {
         "rate": tune.grid_search([1.0, 0.1, 0.01, 0.001]),
         "feed": f"tune-{os.getpid()}",
-        "jobs": 2,  # of two nodes, a relay is one: so the feed is the same for all
+        "jobs": 4,
     }
     tuner = tune.Tuner(
         tune.with_resources(trial, {"cpu": 1}),

@@ -60,7 +60,7 @@ def end() -> None:
 
     Example: stoker cache end
     """
-    from stoker.cluster.members.ray_keeper import end_all
+    from stoker.cluster.members.ray_members import end_all
 
     with report_errors("cache end", ImportError):
         typer.echo(f"ended {end_all()} keepers")

@@ -80,10 +80,10 @@ def cluster_join(cluster: object, *, insecure: bool = False) -> Join:
 
         return partial(join, insecure=insecure)
     if cluster == "ray":
-        from stoker.cluster.members import ray_hosts
+        from stoker.cluster.members import ray_members
 
-        ray_hosts.check()
-        return partial(ray_hosts.join, insecure=insecure)
+        ray_members.check()
+        return partial(ray_members.join, insecure=insecure)
     return partial(_join_hosts, check_hosts(cluster), insecure=insecure)
 
 

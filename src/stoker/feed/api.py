@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,12 @@ from stoker.pipeline import Pipeline
 # How long to wait for a feeder that may be starting. It listens before it imports the pipeline's
 # modules. Chosen, not measured.
 _START_S = 5.0
+# Feeders that may die at one position. An example that crashes the process would otherwise start
+# feeders for ever; kills from outside hardly ever hit one position three times.
+_MAX_LOSSES = 3
+# Connections to another host that may end at one position: networks fail more often, and the jobs
+# on that host count the feeders. Chosen, not measured.
+_REMOTE_LOSSES = 10
 
 
 def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> Pipeline:
@@ -29,24 +36,31 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
 
     Args:
         name: the name in ``stoker feed FILE.py:FUNCTION --name NAME``. For a feed on another host,
-            ``tcp://host:port/NAME``: the first job on this host starts a relay, which fetches the
-            feed once and serves all jobs of the host.
+            ``tcp://host:port/NAME``.
         seed: the seed of echoes and random maps in this job; by default a random one.
         insecure: do not encrypt the traffic with a feed on another host, which must have been
             started with ``insecure=True``, too; for trusted networks only.
 
-    Raises FeedError if there is no such feed (after waiting 5 s for one that may be starting),
-    TokenError if this host's token cannot be read, ValueError if ``name`` is not a valid name,
-    ImportError if a feed on another host needs cryptography (``pip install 'stoker[cluster]'``).
+    Raises FeedError if there is no such feed (after waiting for one that may be starting: 5 s, or
+    10 s for one on another host), TokenError if this host's token cannot be read, ValueError if
+    ``name`` is not a valid name, ImportError if a feed on another host needs cryptography
+    (``pip install 'stoker[cluster]'``).
     """
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name, connect_within
-    from stoker.feed.lookup.relay import relay_address
-    from stoker.feed.relay.url import FeedUrl, is_url
+    from stoker.feed.remote import FeedUrl, is_url
+    from stoker.feed.remote import connect_within as connect_remote
+    from stoker.feed.token import find_token
 
     if is_url(name):
-        return open_feed(relay_address(FeedUrl.of(name), insecure=bool(insecure)), seed)
+        url = FeedUrl.of(name)
+
+        def connect() -> socket.socket:
+            return connect_remote(url, find_token(), insecure=bool(insecure))
+
+        address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=url.name)
+        return open_feed(address, seed)
     if insecure:
         raise ValueError("insecure=True is for feeds on other hosts: leave it out")
     check_name(name)
@@ -91,8 +105,8 @@ def share(
         listen: the address, ``host:port``, at which jobs on other hosts reach the feed with
             ``stoker.from_feed("tcp://host:port/NAME")``; by default they cannot. The job that
             starts the feeder decides it.
-        cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job; relays
-            serve the other nodes. Addresses and a token travel through Ray.
+        cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job. Its
+            address and a token travel through Ray.
         insecure: do not encrypt traffic to other hosts; for trusted networks only. All jobs of the
             feed must agree.
 
@@ -105,7 +119,7 @@ def share(
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
-    from stoker.feed.lookup.ray_cluster import cluster_address
+    from stoker.feed.ray_cluster import cluster_address
     from stoker.feed.settings import FeedSettings
     from stoker.transport.address import split_address
 
@@ -132,8 +146,8 @@ def share(
     where = listen or "", bool(insecure)
     settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path, *where)
     if cluster is not None:
-        return open_feed(cluster_address(settings), seed)
-    address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
+        return open_feed(cluster_address(settings, _MAX_LOSSES), seed)
+    address = FeedAddress(name, lambda: connect_or_start(settings), target, _MAX_LOSSES)
     return open_feed(address, seed)
 
 

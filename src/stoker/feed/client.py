@@ -38,10 +38,6 @@ from stoker.transport.codec.decoder import UnknownType
 from stoker.transport.payload import from_payload
 from stoker.transport.shared_memory import Stale, map_block
 
-# Feeders that may die at one position. An example that crashes the process would otherwise start
-# feeders for ever; kills from outside hardly ever hit one position three times.
-_MAX_DEATHS = 3
-
 
 class FeedClient:
     """A feed as an iterable of outputs, one epoch at a time.
@@ -61,8 +57,8 @@ class FeedClient:
         self._address = address
         self.lag_outputs = 0
         self._request_id = 0
-        self._death_position: tuple[int, int] | None = None  # of the last feeder
-        self._death_count = 0
+        self._loss_position: tuple[int, int] | None = None  # of the last feeder
+        self._loss_count = 0
         self._is_in_epoch = False
         self._epoch: weakref.ref[FeedEpoch] | None = None
         self._descriptors: list[int] = []  # of the last item's blocks
@@ -262,7 +258,7 @@ class FeedClient:
         """Connect to another feeder, and continue at the same position. Raises FeedError."""
         self._connection.close()
         self._leases.forget()
-        if not self._address.is_restarted:
+        if not self._address.max_losses:
             where = (
                 ""
                 if self.position is None
@@ -272,17 +268,18 @@ class FeedClient:
                 f"the feeder of {self.name!r} has ended{where}. Start it again, and resume this "
                 "job from its last state_dict()"
             )
-        self._death_count = self._death_count + 1 if self.position == self._death_position else 1
-        self._death_position = self.position
-        if self._death_count > _MAX_DEATHS:
+        self._loss_count = self._loss_count + 1 if self.position == self._loss_position else 1
+        self._loss_position = self.position
+        if self._loss_count > self._address.max_losses:
             where = (
                 "its start"
                 if self.position is None
                 else f"output {self.position[1]} of epoch {self.position[0]}"
             )
+            target = self._address.target or "FILE.py:FUNCTION"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended {self._death_count} times at {where}. Run "
-                f"stoker feed {self._address.target} --name {self.name} to see why"
+                f"the feeder of {self.name!r} has ended {self._loss_count} times at {where}. Run "
+                f"stoker feed {target} --name {self.name} to see why"
             )
         self._connect(self._connection)
 

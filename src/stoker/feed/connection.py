@@ -59,20 +59,18 @@ class FeedAddress:
         name: the feed's name.
         connect: connects to it, or returns None if there is no feed.
         target: the pipeline function that it must serve; empty for any.
-        is_restarted: whether ``connect`` starts a feeder if there is none, so that a lost one is
-            replaced.
-        label: names the reader if it is not the connecting process, which then prints nothing.
+        max_losses: how many feeders or connections may be lost at one position, as ``connect``
+            finds or starts another; with 0 the first loss is an error.
         on_welcome: called with the feeder's welcome message.
-        continues: the seed and signature of an earlier feed to continue, for the first connection.
+        remote_name: the feed's name at a feeder on another host; empty if it is on this host.
     """
 
     name: str
     connect: Callable[[], socket.socket | None]
     target: str = ""
-    is_restarted: bool = False
-    label: str = ""
+    max_losses: int = 0
     on_welcome: Callable[[Welcome], None] | None = None
-    continues: tuple[int, list[str]] | None = None
+    remote_name: str = ""
 
 
 class Interrupted(Exception):
@@ -93,16 +91,15 @@ class FeederConnection:
         self.wait_ns: int = 0 if previous is None else previous.wait_ns
         self._name = address.name
         self._peers: list[int] = [] if previous is None else previous._peers
-        continues = address.continues
-        if previous is not None:
-            welcome = previous.welcome
-            continues = (welcome.seed, welcome.signature) if address.is_restarted else None
+        continues: tuple[int, list[str]] | None = None
+        if previous is not None and address.max_losses:
+            continues = previous.welcome.seed, previous.welcome.signature
         self.welcome: Welcome
         self._socket, self.welcome = _greet(address, continues, self._peers)
         if address.on_welcome is not None:
             address.on_welcome(self.welcome)
         # 0 once the message is printed, or once an epoch has begun.
-        self._awaited_jobs = 0 if address.label else self.welcome.awaited_jobs
+        self._awaited_jobs = self.welcome.awaited_jobs
 
     def send(self, message: Message) -> None:
         """Send a message. If the feeder is gone, the next ``receive`` reports it, not this call."""
@@ -289,17 +286,20 @@ def _greet(
     address: FeedAddress, continues: tuple[int, list[str]] | None, peers: list[int]
 ) -> tuple[socket.socket, Welcome]:
     """Connect and exchange greetings; the feeder must serve what ``continues`` names, if given."""
-    label = address.label or " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
+    label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
+    if address.remote_name:
+        label = f"{socket.gethostname()}: {label}"
     seed, signature = continues or (None, [])
     hello = Hello(
         messages.VERSION,
         messages.clip_text(label, messages.LABEL_CHARACTERS),
         messages.clip_text(address.target),
+        address.remote_name,
         seed,
         signature,
         peers[: messages.MAX_PEERS],
     )
-    for _ in range(_ATTEMPTS):
+    for _ in range(max(_ATTEMPTS, address.max_losses)):
         connection = address.connect()
         if connection is None:
             raise FeedError(

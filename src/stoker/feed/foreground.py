@@ -23,7 +23,7 @@ from stoker.errors import FeedError
 from stoker.feed.autostart import SWITCH_S
 from stoker.feed.feeder.session import ClientSession
 from stoker.feed.local_socket import check_name, listen
-from stoker.feed.relay.url import FeedUrl
+from stoker.feed.remote import FeedUrl
 from stoker.feed.server import FeedServer, open_server
 from stoker.feed.settings import FeedSettings
 

@@ -6,7 +6,6 @@ The name is abstract: no file holds it, and the kernel frees it when the listeni
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import socket
@@ -22,8 +21,6 @@ _POLL_S = 0.05
 # Connections that may wait: more jobs than connect to one host at once, and the most that kernels
 # before 5.4 take.
 _BACKLOG = 128
-# A socket address has 107 bytes; the prefix and the user's id take the rest.
-_NAME_CHARACTERS = 64
 
 
 def check_name(name: str) -> None:
@@ -37,8 +34,6 @@ def check_name(name: str) -> None:
 
 def address_of(name: str) -> bytes:
     """Return the socket address of this user's feed with that name."""
-    if len(name) > _NAME_CHARACTERS:  # a relay's name is the URL of its feed
-        name = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"\0stoker-feed-{os.getuid()}-{name}".encode()
 
 

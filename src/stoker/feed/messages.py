@@ -1,8 +1,9 @@
 """Messages between a feeder and its jobs: one schema, one message per packet.
 
 Packets go over a Unix socket that keeps packet boundaries (SOCK_SEQPACKET), between processes of
-one user. A packet that is too long or does not fit the schema ends its connection. The schema
-bounds every number and every text, so code can compute with a decoded message without checks.
+one user. Between hosts, the same messages go over a link (``remote``). A packet that is too long
+or does not fit the schema ends its connection. The schema bounds every number and every text, so
+code can compute with a decoded message without checks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 # Raised whenever a message changes; a feeder refuses jobs with another version.
-VERSION = 6
+VERSION = 7
 # The largest packet. Larger payloads lie in blocks of shared memory. Chosen, not measured.
 MAX_PACKET_BYTES = 1 << 16
 MAX_NUMBER = (1 << 62) - 1
@@ -61,6 +62,7 @@ class Hello(Message):
         version: the version of this schema.
         label: the job's command line, for people.
         target: the pipeline that the job wants, ``FILE.py:FUNCTION``; empty for any.
+        name: the feed that it wants; empty for any.
         seed, signature: those of its previous feeder, if there was one.
         peers: process ids of the other jobs of that feeder; the new feeder waits for them.
     """
@@ -68,6 +70,7 @@ class Hello(Message):
     version: int
     label: Label
     target: Target = ""
+    name: Label = ""
     seed: Seed | None = None
     signature: list[str] = []
     peers: Annotated[list[Pid], msgspec.Meta(max_length=MAX_PEERS)] = []
@@ -201,7 +204,7 @@ class Evicted(Message):
 FromJob = Hello | EpochRequest | Release | Leave
 FromFeeder = Welcome | Refused | Peers | Begin | ItemMessage | End | Failed | Evicted
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 _decode_from_job = msgspec.msgpack.Decoder(FromJob).decode
 _decode_from_feeder = msgspec.msgpack.Decoder(FromFeeder).decode
 
@@ -215,7 +218,7 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 
     Raises ValueError if it is too long, and the socket's errors.
     """
-    packet = _encode(message)
+    packet = encode(message)
     if len(packet) > MAX_PACKET_BYTES:
         raise ValueError(f"a message of {len(packet):,} bytes is too long")
     if descriptors:
@@ -233,7 +236,7 @@ def receive_as_feeder(connection: socket.socket) -> FromJob | None:
     packet, _, flags, _ = connection.recvmsg(MAX_PACKET_BYTES)
     if not packet:
         return None
-    message: FromJob = _read(packet, flags & socket.MSG_TRUNC, _decode_from_job)
+    message: FromJob = _decode(packet, flags & socket.MSG_TRUNC, _decode_from_job)
     return message
 
 
@@ -250,7 +253,7 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     try:
-        message = _read(packet, flags & _TRUNCATED, _decode_from_feeder) if packet else None
+        message = decode_from_feeder(packet, flags & _TRUNCATED) if packet else None
         blocks = len(message.generations) if isinstance(message, ItemMessage) else 0
         if len(descriptors) != blocks:
             raise Malformed(f"a message came with {len(descriptors)} descriptors, not {blocks}")
@@ -261,7 +264,13 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
     return message, descriptors
 
 
-def _read(packet: bytes, is_truncated: int, decode: Callable[[bytes], Any]) -> Any:
+def decode_from_feeder(packet: bytes, is_truncated: int = 0) -> FromFeeder:
+    """Return a feeder's message. Raises Malformed."""
+    message: FromFeeder = _decode(packet, is_truncated, _decode_from_feeder)
+    return message
+
+
+def _decode(packet: bytes, is_truncated: int, decode: Callable[[bytes], Any]) -> Any:
     if is_truncated:
         raise Malformed("a message is too long for its buffer")
     try:

@@ -21,19 +21,16 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
 from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import Distributor
-from stoker.feed.feeder.local_preparation import LocalPreparation
+from stoker.feed.feeder.distributor import Distributor, StartBarrier
 from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.feeder.session import ClientSession
-from stoker.feed.feeder.start_barrier import StartBarrier
 from stoker.feed.messages import (
     Begin,
     EpochRequest,
@@ -47,9 +44,7 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.feed.relay.server import RelayServer
-from stoker.feed.relay.source import RelayPreparation
-from stoker.feed.relay.url import FeedUrl, is_url
+from stoker.feed.remote import FeedListener
 from stoker.feed.settings import FeedSettings
 from stoker.transport.shared_memory import Blocks
 
@@ -91,7 +86,7 @@ class FeedServer:
         self.staging = MemoryBudget(settings.staging, self.about.batched)
         self._listener = listener
         self._began_s = time.monotonic()
-        self._has_welcomed = self._is_stopped = False
+        self._has_welcomed = False
         self._spare_descriptor = _spare_descriptor()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -101,8 +96,8 @@ class FeedServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         process.close_in_children(listener)
-        self._relay_server = (
-            RelayServer(settings.listen, self.name, insecure=settings.insecure)
+        self._remote_listener = (
+            FeedListener(settings.listen, self.name, insecure=settings.insecure)
             if settings.listen
             else None
         )
@@ -112,7 +107,6 @@ class FeedServer:
         self.branches = Branches(preparation, self.blocks, self.staging, self._wake)
         patience_s = self._settings.patience_s
         self._distributor = Distributor(self.branches, self.staging, self._barrier, patience_s)
-        preparation.watch(self.stop)
 
     @property
     def seed(self) -> int:
@@ -121,7 +115,7 @@ class FeedServer:
     @property
     def address(self) -> str:
         """``host:port`` for other hosts; empty if it serves this host only."""
-        return self._relay_server.address if self._relay_server is not None else ""
+        return self._remote_listener.address if self._remote_listener is not None else ""
 
     @property
     def rows_made(self) -> int:
@@ -149,17 +143,10 @@ class FeedServer:
                 tick()
                 next_tick_s = time.monotonic() + every_s
 
-    def stop(self) -> None:
-        """Make ``serve`` return. Any thread may call it."""
-        self._is_stopped = True
-        with contextlib.suppress(OSError):  # if it is closed already
-            os.eventfd_write(self._wake, 1)
-
     def close(self) -> None:
         """Close all connections; jobs notice that."""
-        if self._relay_server is not None:
-            self._relay_server.close()
-        self._preparation.close()
+        if self._remote_listener is not None:
+            self._remote_listener.close()
         self._barrier.close()
         self._selector.close()
         self._listener.close()
@@ -171,8 +158,8 @@ class FeedServer:
         self.blocks.clear()
 
     def _has_ended(self) -> bool:
-        if self._is_stopped or not self._settings.autostarted or self.sessions:
-            return self._is_stopped
+        if not self._settings.autostarted or self.sessions:
+            return False
         return self._has_welcomed or time.monotonic() - self._began_s > _FIRST_JOB_S
 
     def _drain_wake(self) -> None:
@@ -309,6 +296,8 @@ class FeedServer:
             return "the job runs another version of stoker than the feeder"
         if hello.target and hello.target != self.target:
             return f"the feed {self.name!r} serves {self.target}, not {hello.target}"
+        if hello.name and hello.name != self.name:
+            return f"there is no feed {hello.name!r} at this address: its feed is {self.name!r}"
         if hello.signature and hello.signature != self.about.signature:
             return "the feeder was restarted with another pipeline: restart this job"
         if hello.seed is not None and hello.seed != self.seed:
@@ -355,7 +344,7 @@ class FeedServer:
 
 
 def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
-    """Open the server for a target: build its pipeline, or connect to the feed of another host.
+    """Build a target's pipeline, and open the server for it.
 
     If that fails, close the listener, and tell connected jobs why.
 
@@ -363,11 +352,7 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     be served.
     """
     try:
-        if not is_url(settings.target):
-            pipeline = make_pipeline(settings.target)
-            return FeedServer(listener, LocalPreparation(pipeline), settings)
-        relay = RelayPreparation(FeedUrl.of(settings.target), insecure=settings.insecure)
-        return FeedServer(listener, relay, replace(settings, target=relay.target))
+        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings)
     except (ImportError, StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise

@@ -11,14 +11,14 @@ class FeedSettings:
 
     Attributes:
         name: the feed's name.
-        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``; of a relay, ``tcp://host:port/NAME``.
+        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
         staging: how many items shared memory may hold; with a string, how many bytes.
         jobs: how many to wait for before the first epoch begins.
         patience_s: seconds that the other jobs wait for a job that does not respond.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
         path: the feeder's ``sys.path``.
         listen: ``host:port`` for other hosts; empty for this host only.
-        insecure: whether connections to other hosts, or a relay's to its feed, are not encrypted.
+        insecure: whether connections to other hosts are not encrypted.
     """
 
     name: str

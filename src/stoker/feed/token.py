@@ -1,6 +1,6 @@
 """The token of feeds across hosts: the Ray cluster's token if there is one, else the user's own.
 
-Feeders and relays get a cluster's token in their environment, which only their user can read.
+A feeder gets a cluster's token in its environment, which only its user can read.
 """
 
 from __future__ import annotations

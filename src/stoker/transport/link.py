@@ -53,6 +53,9 @@ _JOINED_BYTES = 1 << 16
 # The most that is encrypted at a time: a thread that receives waits for that.
 _PIECE_BYTES = 1 << 18
 
+# How long a refused peer may take to read why. Chosen, not measured.
+_REFUSED_S = 0.5
+
 _INSECURE_HINT = ": if it encrypts connections, leave out insecure=True here"
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
@@ -177,6 +180,19 @@ class Link:
         with self._closed_by_errors():
             return self._receive_frame(allocate)
 
+    def end_when_silent(self, timeout_s: float) -> None:
+        """Have the system end the connection once the peer's host was silent for so long.
+
+        A host that lost its power or its network says nothing. For a process that is only busy or
+        stopped the system answers, unless more was sent to it than the system keeps.
+        """
+        probe_s = max(1, int(timeout_s / 4))
+        options = {"TCP_KEEPIDLE": probe_s, "TCP_KEEPINTVL": probe_s, "TCP_KEEPCNT": 3}
+        options["TCP_USER_TIMEOUT"] = int(timeout_s * 1e3)
+        for name, value in options.items():
+            if hasattr(socket, name):  # not on all systems
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
     def close(self) -> None:
         """End the connection, from any thread; a waiting `receive` raises.
 
@@ -207,6 +223,8 @@ class Link:
                 self._run(self._socket.do_handshake, select.POLLIN)
             yield
         except BaseException as error:
+            if isinstance(error, ssl.SSLError):
+                self._let_peer_read()
             self._socket.close()
             if isinstance(error, (EOFError, ConnectionError, ssl.SSLEOFError)):
                 hint = "" if isinstance(self._socket, ssl.SSLSocket) else _INSECURE_HINT
@@ -218,6 +236,15 @@ class Link:
                 raise LinkRefused(reason) from error
             raise LinkError(f"{self.peer} did not complete the connection: {error}") from error
         self._handshake_until_s = float("inf")
+
+    def _let_peer_read(self) -> None:
+        """Take bytes until the peer ends: closing before resets, and the alert sent is lost."""
+        until_s = time.monotonic() + _REFUSED_S
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            while self._poll(select.POLLIN, max(0.0, until_s - time.monotonic())):
+                if not socket.socket.recv(self._socket, _JOINED_BYTES):
+                    break
 
     def _greet_listener(self, secret: Secret, purpose: str) -> None:
         """Check the listener's proof, then prove that this end has the token."""

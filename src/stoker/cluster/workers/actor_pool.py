@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.basics.process import OwningProcess
-from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
-from stoker.cluster.workers.worker_spec import WorkerSpec
+from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor, WorkerSpec
 from stoker.engine.plan.plan import Plan
 from stoker.transport.ray_session import check_installed, require_ray
 from stoker.transport.secret import new_token

@@ -14,17 +14,35 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker.basics.future import start_thread
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
-from stoker.cluster.workers.worker_spec import WorkerSpec
+from stoker.engine.plan.address import WorkAddress
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor
+from stoker.sources.origin import IndexedSource
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
 from stoker.transport.ray_session import end_with_raylet
 from stoker.transport.secret import Secret
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A pipeline's work: everything that stays the same in all epochs."""
+
+    segments: Sequence[Segment]
+    source: IndexedSource | None
+
+    def works(self, addresses: Sequence[WorkAddress]) -> list[Work]:
+        """Return the work of an epoch, by depth."""
+        segments = {segment.at: segment for segment in self.segments}
+        return [Work(segments[each.at], each, self.source, None) for each in addresses]
+
 
 PURPOSE = "worker"
 # How often an actor says that it is at work: a tenth of ``SILENCE_S``.

@@ -3,23 +3,119 @@
 A new job joins the oldest branch at the beginning of an epoch, or while the epoch's first item is
 still in the log. A job that requests a position that no branch will reach gets a branch of its own.
 The job moves to an older branch as soon as that branch has the job's next output.
-
-A relay does not know in advance where the next epoch of its feed begins. Its first branch is
-*opening* until the feed reports the position; jobs that want any epoch wait for this branch.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from stoker.feed.feeder.log import FeedPosition, LogReader, OutputLog, PipelineFailed, StagedItem
+from stoker.basics.future import start_thread
+from stoker.errors import FeedError
+from stoker.feed import messages
+from stoker.feed.feeder.log import (
+    EpochEnd,
+    FeedPosition,
+    LogReader,
+    OutputLog,
+    PipelineFailed,
+    StagedItem,
+)
 from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
-from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.feeder.producer import EpochStart, Event, Producer
+from stoker.feed.feeder.preparation import PipelineOutputs, Preparation
+from stoker.transport.payload import to_payload
 from stoker.transport.shared_memory import Blocks
+
+Event = StagedItem | EpochEnd | PipelineFailed
+
+
+class Producer:
+    """Prepares outputs in order, from any position on.
+
+    Its thread calls ``report`` with each new output. Nothing comes after ``PipelineFailed``.
+    """
+
+    def __init__(
+        self, outputs: PipelineOutputs, blocks: Blocks, report: Callable[[Event], None]
+    ) -> None:
+        self._outputs = outputs
+        self._blocks = blocks
+        self._report = report
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._requested_starts: list[FeedPosition] = []
+        self._allowed = self._produced = 0
+        self._closed = False
+        self._thread = start_thread("stoker-feed", self._run)
+
+    def begin(self, position: FeedPosition) -> None:
+        """Continue at this position."""
+        with self._lock:
+            self._requested_starts.append(position)
+            self._changed.notify()
+
+    def allow(self, items: int) -> None:
+        """Set how many items may be prepared in all, counted from the first."""
+        with self._lock:
+            if self._allowed != items:
+                self._allowed = items
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Stop; returns at once."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until its thread and all workers have ended; True if they have."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._closed or self._requested_starts)
+                    if self._closed:
+                        return
+                    position = self._requested_starts.pop()
+                self._produce_epoch(position)
+                if self._closed:
+                    return
+        except FeedError as error:
+            self._report(PipelineFailed(messages.clip_text(str(error))))
+        except BaseException as error:
+            self._report(PipelineFailed(messages.clip_text(f"{type(error).__name__}: {error}")))
+        finally:
+            self._outputs.close()
+
+    def _produce_epoch(self, position: FeedPosition) -> None:
+        self._outputs.begin(position)
+        epoch, number = position
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._closed or self._produced < self._allowed)
+                if self._closed:
+                    return
+            item = self._next(epoch, number)
+            if item is None:
+                break
+            number = item.end[1]
+            self._produced += 1
+            self._report(item)
+        self._report(EpochEnd(epoch, number))
+
+    def _next(self, epoch: int, number: int) -> StagedItem | None:
+        output = self._outputs.next()
+        if output is None:
+            return None
+        payload = to_payload(output.value, self._blocks)
+        return StagedItem(epoch, number, output.count, output.rows, payload.nbytes, payload)
+
 
 # How long closing waits for threads. A user would wait so long without an explanation. Chosen, not
 # measured.
@@ -31,21 +127,16 @@ class Branch:
 
     Attributes:
         is_preparing: whether an epoch is being prepared.
-        has_start: whether its start position is known.
-        is_opening: whether jobs that wait for this branch have not joined it yet.
         item_count: how many items the producer has delivered.
     """
 
-    def __init__(self, position: FeedPosition | None, producer: Producer) -> None:
-        self.log = OutputLog(position or (0, 0))
+    def __init__(self, position: FeedPosition, producer: Producer) -> None:
+        self.log = OutputLog(position)
         self.producer = producer
-        self.is_preparing = self.is_opening = position is None
-        self.has_start = position is not None
+        self.is_preparing = False
         self.item_count = 0
         self._blocked_since_s: float | None = None  # readers wait, and the log is full
-        if position is None:
-            producer.begin(None)
-        elif position[1]:
+        if position[1]:
             self._begin()
 
     def start_next_epoch(self) -> None:
@@ -93,10 +184,7 @@ class Branches:
 
     Attributes:
         arrivals: new outputs and their branches; `collect` empties it.
-        failure: why no epoch begins, for waiting jobs.
     """
-
-    failure: PipelineFailed | None = None
 
     def __init__(
         self, preparation: Preparation, blocks: Blocks, staging: MemoryBudget, wake: int
@@ -130,10 +218,10 @@ class Branches:
 
         ``want`` is the requested position; None for the beginning of any epoch.
         """
-        intact = [branch for branch in self._all if branch.has_start and not branch.log.broken]
+        intact = [branch for branch in self._all if not branch.log.broken]
         if want is None:
             if not intact:
-                return self._open_first()
+                return self._open((0, 0)), (0, 0)
             start = intact[0].log.end[0], 0
             return (intact[0], start) if intact[0].log.has_all_from(start) else None
         candidates = [branch for branch in intact if branch.log.has_all_from(want)]
@@ -147,18 +235,12 @@ class Branches:
         return (candidates[0], want) if candidates else None
 
     def collect(self) -> Iterator[tuple[Branch, Event]]:
-        """Yield new outputs of branches that still exist; record where new epochs begin."""
+        """Yield new outputs of branches that still exist."""
         while self.arrivals:
             branch, event = self.arrivals.popleft()
             if branch not in self._all:
                 if isinstance(event, StagedItem):
                     event.payload.retire()
-            elif isinstance(event, EpochStart):
-                branch.has_start = True
-                branch.log.end = event.position
-            elif isinstance(event, PipelineFailed) and not branch.has_start:
-                branch.is_opening = False
-                self.failure = branch.log.broken = event
             else:
                 yield branch, event
 
@@ -171,7 +253,7 @@ class Branches:
 
     def close_unused(self) -> bool:
         """Close branches without readers; True if there were any."""
-        unused = [b for b in self._all if not b.log.readers and not b.is_opening]
+        unused = [branch for branch in self._all if not branch.log.readers]
         for branch in unused:
             self._all.remove(branch)
             branch.producer.close()
@@ -190,20 +272,7 @@ class Branches:
         """True if a branch reaches a position sooner than a new branch would."""
         return position[1] - branch.log.end[1] <= self._near_outputs
 
-    def _open_first(self) -> tuple[Branch, FeedPosition] | None:
-        start = self._preparation.start
-        if start is not None:
-            return self._open(start), start
-        if all(branch.has_start for branch in self._all):
-            self._open(None)
-        return None
-
-    def end_opening(self) -> None:
-        """Record that all jobs that waited for new branches had their chance to join."""
-        for branch in self._all:
-            branch.is_opening = branch.is_opening and not branch.has_start
-
-    def _open(self, position: FeedPosition | None) -> Branch:
+    def _open(self, position: FeedPosition) -> Branch:
         def report(event: Event) -> None:
             self.arrivals.append((branch, event))
             os.eventfd_write(self._wake, 1)

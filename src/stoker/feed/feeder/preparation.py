@@ -1,13 +1,29 @@
-"""``Preparation``: the origin of a feeder's outputs, its own pipeline or a feed of another host."""
+"""Preparation: the feeder's process runs the pipeline, and can prepare any output again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from stoker.basics import pytree
+from stoker.basics.buffers import Recycler
+from stoker.chain.chain import Chain
+from stoker.chain.cursor import Cursor
+from stoker.chain.seek import seek
+from stoker.errors import FeedError
 from stoker.feed.feeder.log import FeedPosition
+from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
+from stoker.pipeline import Pipeline
 from stoker.transport.shared_memory import Blocks
+
+# Examples are sent together, up to this many bytes: about 28 crops of 224 x 224. Chosen, not
+# measured.
+_CHUNK_BYTES = 1 << 22
+# Free arrays of shared memory that are kept: as many as the staging area holds (``CHUNKS``). Making
+# shared memory costs more than keeping it.
+_MAX_SPARE = 64
 
 
 @dataclass(frozen=True)
@@ -29,47 +45,149 @@ class Output:
     rows: int
 
 
-class Outputs(Protocol):
-    """An iterator over a feed's outputs, epoch after epoch, for one thread."""
+class Preparation:
+    """Prepares the outputs of a pipeline by their numbers.
 
-    def begin(self, position: FeedPosition | None) -> FeedPosition:
-        """Go to a position, or with None to the beginning of an epoch; return the position."""
+    Raises FeedError if the pipeline's outputs cannot be sent to other processes, or cannot be
+    prepared again by their numbers.
+    """
+
+    def __init__(self, pipeline: Pipeline[Any]) -> None:
+        self._chain = _check_servable(pipeline.chain)
+        self.about = _describe(self._chain)
+
+    @property
+    def seed(self) -> int:
+        return self._chain.seed
+
+    def with_seed(self, seed: int) -> Preparation:
+        """Return this preparation with another seed. Raises FeedError if the user set the seed."""
+        if not self._chain.is_seed_drawn and self.seed != seed:
+            raise FeedError(
+                f"the pipeline now has seed {self.seed}, but the earlier feeder had seed {seed}: "
+                "restart the jobs"
+            )
+        return Preparation(Pipeline(self._chain.with_seed(seed)))
+
+    def outputs(self, blocks: Blocks) -> PipelineOutputs:
+        return PipelineOutputs(self._chain, blocks)
+
+    def __str__(self) -> str:
+        return f"<stoker.Pipeline {self._chain}>"
+
+
+class PipelineOutputs:
+    """Iterates over a copy of the pipeline, whose batches lie in shared blocks."""
+
+    def __init__(self, chain: Chain, blocks: Blocks) -> None:
+        self._recycler = Recycler(_MAX_SPARE, blocks.allocate)
+        self._cursor = Cursor(chain.apart(), self._recycler)
+        self._outputs: Any = None
+        self._failure: Exception | None = None
+
+    def begin(self, position: FeedPosition) -> None:
+        """Go to a position. Raises FeedError if the source has another length by now."""
+        self._end_epoch()
+        epoch, number = position
+        if self._cursor.next_chain is not self._cursor.chain:
+            raise FeedError(
+                f"{self._cursor.chain.source.name} has another length than when the feed began, "
+                "and its jobs rely on that length. Restart the feed and its jobs"
+            )
+        skip_count = seek_near(self._cursor, epoch, number)
+        self._outputs = self._cursor.begin()
+        if skip_count:  # the next output follows only from these
+            next(itertools.islice(self._outputs, skip_count, skip_count), None)
 
     def next(self) -> Output | None:
         """Return the next output; None at the end of the epoch. Raises the pipeline's errors."""
-
-    def interrupt(self) -> None:
-        """Wake a thread that waits in ``next``; nobody needs its output. Any thread may call it."""
+        output = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
+        if output is None:
+            self._end_epoch()
+        return output
 
     def close(self) -> None:
         """End the iteration, and free all resources."""
+        with contextlib.suppress(Exception):  # the error was raised before
+            self._end_epoch()
+        self._recycler.clear()
+
+    def _end_epoch(self) -> None:
+        if self._outputs is not None:
+            self._outputs.close()
+            self._outputs = None
+
+    def _next_batch(self) -> Output | None:
+        batch = next(self._outputs, self)
+        return None if batch is self else Output(batch, 1, pytree.batch_rows(batch))
+
+    def _next_chunk(self) -> Output | None:
+        if self._failure is not None:
+            raise self._failure
+        examples: list[Any] = []
+        size = 0
+        while size < _CHUNK_BYTES and len(examples) < CHUNK_EXAMPLES:
+            try:
+                example = next(self._outputs, self)
+            except Exception as error:
+                if not examples:
+                    raise
+                self._failure = error  # raised next time, after the examples before it
+                break
+            if example is self:
+                break
+            examples.append(example)
+            size += pytree.nbytes(example)
+        return Output(examples, len(examples), len(examples)) if examples else None
 
 
-class Preparation(Protocol):
-    """The origin of a feed's outputs.
+def _check_servable(chain: Chain) -> Chain:
+    if chain.seed >= 1 << 64:
+        raise FeedError(f"a feed's seed must be below 2**64, not {chain.seed}")
+    if chain.follows_clock:
+        raise FeedError(
+            'a feed cannot serve .echo("auto"): its choices depend on the clock, but a feed must '
+            "be able to prepare batches again. Put it behind stoker.from_feed() in each job, or "
+            "use a fixed factor"
+        )
+    if chain.late is not None:
+        raise FeedError(
+            "a feed cannot serve .batch(n, late=): what is late depends on the clock, but a feed "
+            "must be able to prepare batches again. Take .batch(n)"
+        )
+    if chain.flows:
+        raise FeedError(
+            "a feed cannot serve .repeat(): its epochs are passes over the data. Put .repeat() "
+            "behind stoker.from_feed() in each job"
+        )
+    if chain.selection.share is not None and chain.selection.share.padding is not None:
+        raise FeedError(
+            "a feed cannot serve .shard(pad=True): padding is for ranks, but each job of a feed "
+            "gets all outputs. Evaluate without a feed"
+        )
+    if chain.is_on_device:
+        raise FeedError(
+            "a feed cannot serve .to(device): its batches are in the host's memory. Put "
+            ".to(device) behind stoker.from_feed() in each job"
+        )
+    return chain
 
-    Attributes:
-        about: the description that jobs receive.
-        seed: the pipeline's seed.
-        start: the position of the first epoch; None if another feeder decides that.
+
+def _describe(chain: Chain) -> FeedSpec:
+    try:
+        # Of planned batches, epochs have different numbers.
+        length = None if chain.plans_batches and not chain.flows else chain.count(0)
+    except TypeError:
+        length = None
+    return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.signature())
+
+
+def seek_near(cursor: Cursor, epoch: int, number: int) -> int:
+    """Let the next ``begin()`` start at an output of an epoch, or as near before it as possible.
+
+    Return how many outputs to prepare and drop first: behind filters and echoes, an output follows
+    only from the ones before it.
     """
-
-    about: FeedSpec
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def start(self) -> FeedPosition | None: ...
-
-    def with_seed(self, seed: int) -> Preparation:
-        """Return a preparation that continues a feed with that seed. Raises FeedError."""
-
-    def outputs(self, blocks: Blocks) -> Outputs:
-        """Return the outputs; large ones lie in these blocks."""
-
-    def watch(self, lost: Callable[[], None]) -> None:
-        """Begin to watch the origin; ``lost`` is called when it is gone for good."""
-
-    def close(self) -> None:
-        """Stop watching."""
+    start, skip_count = seek(cursor.chain, epoch, number)
+    cursor.go_to(epoch, start)
+    return skip_count

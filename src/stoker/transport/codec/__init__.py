@@ -1,1 +1,1 @@
-"""Values as bytes, for stores, for other nodes and for relays; nothing is pickled."""
+"""Values as bytes, for stores, for other nodes and for jobs on other hosts; nothing is pickled."""

@@ -1,11 +1,15 @@
-"""The directory of feeds in a Ray cluster: each feed's node, in Ray's key-value store.
+"""Feeds for the jobs of a Ray cluster: one feeder in the cluster, found from every node.
 
-A node claims a feed under a number, and only one node can write the next number. So if several
-nodes find a feed lost, only one of them starts it again.
+Each feed's node is in Ray's key-value store. A node claims a feed under a number, and only one node
+can write the next number. So if several nodes find a feed lost, only one of them starts it again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +18,13 @@ import msgspec
 
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError
+from stoker.feed.autostart import connect_or_start
+from stoker.feed.connection import FeedAddress
+from stoker.feed.messages import Welcome
+from stoker.feed.remote import connect
+from stoker.feed.settings import FeedSettings
+from stoker.transport.address import join_address
+from stoker.transport.link import LinkError
 from stoker.transport.ray_session import RayStore, check_installed, require_ray
 
 _FEATURE = 'stoker.share(cluster="ray")'
@@ -131,3 +142,76 @@ def _with_timeout(call: Callable[[], T]) -> T:
 
 def _key(name: str, number: int) -> str:
     return f"{name}/{number}"
+
+
+# How often to look for the feed: a feeder takes seconds to start, and each look is a call of Ray.
+# Chosen, not measured.
+_POLL_S = 0.2
+# How long a node may take to start a feeder before another node may start one: imports from a cold
+# disk take long. Chosen, not measured.
+_CLAIM_S = 60.0
+# How long a node may take to restart a killed feeder: its modules are in memory by then. Chosen,
+# not measured.
+_RESTART_S = 5.0
+
+
+def cluster_address(settings: FeedSettings, max_losses: int) -> FeedAddress:
+    """Return the address of the feed that all jobs of a Ray cluster share."""
+    finder = ClusterFeedFinder(settings)
+    return FeedAddress(
+        settings.name,
+        finder.connect,
+        settings.target,
+        max_losses,
+        on_welcome=finder.on_welcome,
+    )
+
+
+class ClusterFeedFinder:
+    """Finds a feed on any node of the Ray cluster, or starts it on this node."""
+
+    def __init__(self, settings: FeedSettings) -> None:
+        self._settings = settings
+        self._is_here = False
+        self._has_connected = False
+
+    def connect(self) -> socket.socket:
+        """Connect to the feeder, wherever it is; start it if it belongs on this node.
+
+        Raises FeedError; ClusterError if this process has joined no cluster; ImportError if Ray is
+        not installed.
+        """
+        directory = Directory()  # made here: a forked child needs its own
+        since_s, claim, lost_claim = time.monotonic(), 0, 0
+        while True:
+            location = directory.find(self._settings.name, lost_claim)
+            self._is_here = location.is_here
+            if location.is_here:
+                listen = location.address or join_address(directory.host, 0)
+                settings = dataclasses.replace(self._settings, listen=listen)
+                return connect_or_start(settings, location.token)
+            if location.address:
+                with contextlib.suppress(LinkError):
+                    return connect(
+                        location.address, location.token, insecure=self._settings.insecure
+                    )
+            if claim != location.claim:
+                since_s, claim = time.monotonic(), location.claim
+            if time.monotonic() - since_s >= self._patience_s(location):
+                lost_claim = claim
+            else:
+                time.sleep(_POLL_S)
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        """Publish the address of the feeder for the other jobs, if it is on this node."""
+        self._has_connected = True
+        if self._is_here and welcome.address:
+            Directory().publish(self._settings.name, welcome.address)
+
+    def _patience_s(self, location: FeedLocation) -> float:
+        """Return how many seconds to wait for a feed that does not answer."""
+        if not location.address:
+            return _CLAIM_S
+        return (
+            _RESTART_S if self._has_connected else 0.0
+        )  # the entry may be old: the feed may have ended long ago

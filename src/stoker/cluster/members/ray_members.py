@@ -1,8 +1,13 @@
-"""A keeper in a Ray actor: one on each node, for all jobs on that node, now and later.
+"""Cluster membership in Ray: the nodes on which a job has opened the cache.
 
-The actor is detached, so it outlives the job that started it. It ends with its node, with the
-cluster, or by ``stoker cache end``. If it is killed, Ray restarts it on the same node, in the same
-folder and at the same port if that is free. Its items remain if a job still uses the folder.
+A keeper is a Ray actor: one on each node, for all jobs on that node, now and later. The actor is
+detached, so it outlives the job that started it. It ends with its node, with the cluster, or by
+``stoker cache end``. If it is killed, Ray restarts it on the same node, in the same folder and at
+the same port if that is free. Its items remain if a job still uses the folder.
+
+The keepers' entries are in Ray's key-value store. An entry is wholly in its key, so one request
+lists all keepers; those on nodes that Ray considers dead are left out. `NodeClient` notices a
+keeper that does not answer long before Ray does.
 """
 
 from __future__ import annotations
@@ -11,18 +16,63 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import time
 from typing import Any
 
+from stoker.basics.process import OwningProcess
 from stoker.cache import location
 from stoker.cache.location import Limit
+from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.server import Keeper
-from stoker.cluster.members.ray_registry import NAMESPACE, Registry
+from stoker.cluster.members.membership import Members
 from stoker.cluster.members.torchrun import Started
 from stoker.cluster.owners import Member
 from stoker.errors import CacheError, StokerError
 from stoker.transport.address import join_address, split_address
-from stoker.transport.ray_session import check_installed, end_with_raylet
+from stoker.transport.ray_session import RayStore, check_installed, end_with_raylet, require_ray
+
+NAMESPACE = "stoker-caches"
+
+
+class Registry:
+    """The keepers of one cache.
+
+    Args:
+        cache: the cache's name: the digest of its specification.
+        ray: the ``ray`` module, in a process that has joined the cluster.
+    """
+
+    def __init__(self, cache: str, ray: Any) -> None:
+        self._cache = cache
+        self._store = RayStore(ray, NAMESPACE)
+
+    def token(self) -> bytes:
+        """Return the secret of the cluster's caches."""
+        return self._store.token()
+
+    def enter(self, member: Member) -> None:
+        """Add a node's keeper; it replaces an earlier entry."""
+        self.leave(member.name)
+        numbers = str(member.weight_bytes), str(member.joined_ns)
+        key = "/".join((self._cache, member.name, *numbers, member.address))
+        self._store.put(key, b"1")
+
+    def leave(self, node: str) -> None:
+        """Remove a node's entry."""
+        self._store.remove_all(f"{self._cache}/{node}/")
+
+    def members(self) -> tuple[Member, ...]:
+        """Return the keepers on live nodes, sorted by node."""
+        alive = self._store.nodes()
+        entries = (key.split("/", 4) for key in self._store.keys(f"{self._cache}/"))
+        found = [
+            Member(node, address, int(weight_bytes), int(joined_ns))
+            for _, node, weight_bytes, joined_ns, address in entries
+            if node in alive
+        ]
+        return tuple(sorted(found, key=lambda member: member.name))
+
 
 # How long a keeper may take to start: Ray may first start a process and install its environment.
 # Chosen, not measured.
@@ -156,3 +206,87 @@ def end_all() -> int:
         return len(names)
     finally:
         ray.shutdown()
+
+
+_FEATURE = '.cache(cluster="ray")'
+# How often the nodes are listed, besides when one is known to be new: each list is a request to
+# Ray's head node. Chosen, not measured.
+_LIST_EVERY_S = 2.0
+
+
+class RayHosts:
+    """The keepers of a cache in the Ray cluster that this process has joined.
+
+    A process that has not joined the cluster, such as a worker process, keeps the members that it
+    got at its start. A Ray actor has joined it, and uses the store of its own node.
+
+    Raises CacheError if this node's keeper does not start.
+    """
+
+    def __init__(
+        self, ray: Any, cache: str, limit: Limit, path: str | None, *, insecure: bool
+    ) -> None:
+        self._cache = cache
+        self._limit = limit
+        self._path = path
+        self.insecure = insecure
+        self._members = Members(0, ())
+        self.token = Registry(cache, ray).token()
+        self._use_local_store(ray)
+
+    def __getstate__(self) -> dict[str, Any]:
+        per_process = ("_owner", "_listed_s")
+        return {name: value for name, value in vars(self).items() if name not in per_process}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._owner = OwningProcess()
+        self._listed_s = 0.0
+        ray = self._connected_ray()
+        if ray is not None and ray.get_runtime_context().get_node_id() != self.local_member:
+            self._use_local_store(ray)
+
+    def _use_local_store(self, ray: Any) -> None:
+        """Start this node's keeper if there is none, and use its store."""
+        started = start_keeper(ray, self._cache, self._limit, self._path, insecure=self.insecure)
+        self.local_member: str | None = ray.get_runtime_context().get_node_id()
+        self.folder: str | None = started.folder
+        self._owner = OwningProcess()
+        self._listed_s = 0.0
+
+    def _connected_ray(self) -> Any:
+        """Return the ``ray`` module if this process has joined a cluster, else None."""
+        ray = sys.modules.get("ray")
+        is_joined = ray is not None and self._owner.is_current and ray.is_initialized()
+        return ray if is_joined else None
+
+    def members(self, *, at_once: bool = False) -> Members:
+        ray = self._connected_ray()
+        is_due = at_once or time.monotonic() - self._listed_s >= _LIST_EVERY_S
+        if ray is not None and is_due:
+            try:
+                members = Registry(self._cache, ray).members()
+            except Exception:  # many types while Ray's head is away: keep the last members
+                members = self._members.members
+            if members != self._members.members:
+                self._members = Members(self._members.version + 1, members)
+            self._listed_s = time.monotonic()
+        return self._members
+
+
+def check() -> None:
+    """Raise ImportError if Ray is not installed."""
+    check_installed(_FEATURE)
+
+
+def join(spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False) -> RayHosts:
+    """Start this node's keeper if there is none, and find the others.
+
+    With ``insecure``, connections are not encrypted, and neither are those of a keeper that this
+    call starts.
+
+    Raises ClusterError if this process has joined no Ray cluster, CacheError if the keeper does not
+    start.
+    """
+    ray, cache = require_ray(_FEATURE), spec.digest().hex()
+    return RayHosts(ray, cache, limit, path, insecure=insecure)

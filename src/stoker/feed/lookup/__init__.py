@@ -1,1 +1,0 @@
-"""Finding a feed's feeder: on this host, through a relay, or in a Ray cluster."""

@@ -13,7 +13,8 @@
     ├── TokenError    the secret of a cluster cannot be read: look at its file
     └── StateError    a saved state cannot be loaded or taken: use another state
 
-Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, in the call that passes them.
+Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, in the call that passes them;
+what cannot stand together raises a ``CombinationError``, which is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -65,6 +66,13 @@ def without_own_frames(error: _Error) -> _Error:
 
 class StokerError(Exception):
     """The base of every error that is stoker's own."""
+
+
+class CombinationError(ValueError):
+    """Stages, or options, that cannot stand together: each by itself is right.
+
+    A class of its own so that a test can count these refusals; callers catch ``ValueError``.
+    """
 
 
 class FieldError(StokerError, LookupError):

@@ -20,6 +20,7 @@ from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
+from stoker.errors import CombinationError
 from stoker.stages.batching.joining import Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
@@ -549,7 +550,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         if isinstance(limit, str) and limit == "auto":
             if cluster is not None:
-                raise ValueError(
+                raise CombinationError(
                     '.cache("auto") chooses its place by what this process measures, and nodes '
                     "could choose different ones: put .cache(limit, cluster=...) at a place"
                 )
@@ -596,7 +597,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
-            raise ValueError("a loader has workers of its own: set them there (num_workers=)")
+            raise CombinationError("a loader has workers of its own: set them there (num_workers=)")
         workers = Workers.of(
             n,
             kind,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.analysis.probe.residency import drop, resident_pages
+from stoker.basics import pytree
 from stoker.cache.example_cache import ExampleCache
 from strategies import few
 
@@ -46,17 +47,6 @@ def value_of(index: int) -> Any:
         Named(rng.random(5), index),
     ]
     return kinds[index % len(kinds)]
-
-
-def same(got: Any, expected: Any) -> bool:
-    if isinstance(expected, np.ndarray):
-        alike = (type(got), got.dtype, got.shape) == (np.ndarray, expected.dtype, expected.shape)
-        return alike and np.array_equal(got, expected)
-    if isinstance(expected, dict):
-        return [*got] == [*expected] and all(same(got[key], expected[key]) for key in expected)
-    if isinstance(expected, tuple):
-        return type(got) is type(expected) and all(map(same, got, expected))
-    return type(got) is type(expected) and bool(got == expected)
 
 
 def overwrite(value: Any) -> None:
@@ -92,7 +82,7 @@ def test_values_are_those_of_the_dataset_however_often_they_are_read(
     for numbers in queries * 2:
         found = [cached[n] for n in numbers] if one_by_one else cached.__getitems__(numbers)
         for number, value in zip(numbers, found, strict=True):
-            assert same(value, value_of(number))
+            assert pytree.equal(value, value_of(number))
             overwrite(value)
         asked += len(numbers)
         assert cached._cache.flush()
@@ -140,8 +130,8 @@ def test_a_dataset_may_grow() -> None:
         data.length = length
         for _ in range(3):
             found = cached.__getitems__(list(range(length)))
-            assert all(same(found[n], value_of(n)) for n in range(length))
-            assert same(cached[length - 1], value_of(length - 1))
+            assert all(pytree.equal(found[n], value_of(n)) for n in range(length))
+            assert pytree.equal(cached[length - 1], value_of(length - 1))
             cached._cache.flush()
 
 
@@ -175,13 +165,13 @@ def test_a_child_reads_on() -> None:
         try:
             for _ in range(2):
                 each = cached.__getitems__(numbers)
-                alike = all(same(each[n], value_of(n)) for n in numbers)
-                if alike and same(cached[0], value_of(0)):
+                alike = all(pytree.equal(each[n], value_of(n)) for n in numbers)
+                if alike and pytree.equal(cached[0], value_of(0)):
                     code = 0
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert all(same(cached[n], value_of(n)) for n in numbers)
+    assert all(pytree.equal(cached[n], value_of(n)) for n in numbers)
 
 
 def resident(path: str) -> int:

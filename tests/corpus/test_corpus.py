@@ -23,6 +23,7 @@ import pytest
 from corpus_builder import Case, build, draw
 
 import stoker
+from stoker.errors import CombinationError
 from strategies import frozen
 
 CORPUS = Path(__file__).parent / "corpus.jsonl"
@@ -51,7 +52,8 @@ def digest(value: Any) -> str:
 def told(error: Exception, folder: Path) -> str:
     """Return the first line of an error, without where this run wrote its files."""
     first = str(error).partition("\n")[0].replace(str(folder), "FOLDER")
-    return f"{type(error).__name__}: {first}"
+    kind = ValueError if isinstance(error, CombinationError) else type(error)
+    return f"{kind.__name__}: {first}"
 
 
 def observe(case: Case, folder: Path, workers: tuple[int, str | None]) -> Found:

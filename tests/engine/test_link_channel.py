@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.basics import pytree
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
 from stoker.transport.link import Link, LinkError
 
@@ -39,16 +40,6 @@ def ends() -> tuple[Link, Link]:
     return Link(one, "one", 5.0), Link(other, "other", 5.0)
 
 
-def alike(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray):
-        return type(b) is np.ndarray and a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
-    return type(a) is type(b) and bool(a == b)
-
-
 @given(st.lists(values, min_size=1, max_size=3))
 def test_values_come_out_as_they_went_in(ends: tuple[Link, Link], sent: list[Any]) -> None:
     there, here = ends
@@ -62,7 +53,7 @@ def test_values_come_out_as_they_went_in(ends: tuple[Link, Link], sent: list[Any
     sending = threading.Thread(target=send)
     sending.start()
     for value in sent:
-        assert alike(inbox.receive(here, wait_s=5.0), value)
+        assert pytree.equal(inbox.receive(here, wait_s=5.0), value)
     sending.join()
 
 

@@ -43,21 +43,6 @@ def received(packed: payload.Payload) -> tuple[Any, list[Any]]:
     return payload.from_payload(packed.header, packed.places, mappings), mappings
 
 
-def same(a: Any, b: Any) -> bool:
-    if pytree.structure(a) != pytree.structure(b):
-        return False
-    for x, y in zip(pytree.leaves(a), pytree.leaves(b), strict=True):
-        if isinstance(x, torch.Tensor):
-            if x.dtype != y.dtype or x.shape != y.shape or not torch.equal(x, y):
-                return False
-        elif isinstance(x, np.ndarray):
-            if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
-                return False
-        elif x != y:
-            return False
-    return True
-
-
 arrays = hnp.arrays(
     st.sampled_from((np.uint8, np.float32, np.int64, np.dtype("S5"), np.dtype("U3"))),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40),
@@ -93,7 +78,7 @@ values = st.recursive(
 def test_values_come_out_as_they_went_in(value: Any) -> None:
     blocks = Blocks()
     seen, packed, _ = sent(value, blocks)
-    assert same(value, seen)
+    assert pytree.equal(value, seen)
     for leaf in pytree.leaves(seen):
         if isinstance(leaf, np.ndarray):
             assert not leaf.flags.writeable
@@ -106,7 +91,7 @@ def test_values_come_out_as_they_went_in(value: Any) -> None:
 def test_tensors(dtype: torch.dtype, size: int) -> None:
     value = {"a": torch.arange(size).to(dtype), "b": torch.ones(4, size)[::2].to(dtype)}
     seen, _, _ = sent(value, Blocks())
-    assert same(value, seen)
+    assert pytree.equal(value, seen)
 
 
 def test_arrays_in_the_feeders_memory_are_not_copied() -> None:

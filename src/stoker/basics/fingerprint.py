@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import os
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -139,18 +139,25 @@ def landmarks_of_dataset(dataset: Any) -> dict[str, str]:
     They are the names that it lists, one for each example, and the indices that a ``Subset`` takes.
     Other attributes may differ between ranks: a device, a root folder, what was measured.
     """
-    selects, within = selection_digest(dataset), [dataset]
+    selects = selection_digest(dataset)
     found = {"the selection of its Subset": selects[:8]} if selects else {}
-    for each in itertools.islice(within, _MAX_PARTS):  # grows meanwhile
-        attributes = getattr(each, "__dict__", {})
+    for each, attributes in _wrapped(dataset):
         for name, value in sorted(attributes.items()):
             is_list = isinstance(value, (list, tuple, np.ndarray))
             if is_list and _length(value) == _length(each) > 0 and _has_name(value[0]):
                 found |= landmarks_of_list(value, f"{name}[{{}}]")
+    return found
+
+
+def _wrapped(dataset: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield a dataset and those that it wraps, each with its attributes."""
+    within = [dataset]
+    for each in itertools.islice(within, _MAX_PARTS):  # grows meanwhile
+        attributes = getattr(each, "__dict__", {})
+        yield each, attributes
         datasets = attributes.get("datasets")
         within += [attributes["dataset"]] if "dataset" in attributes else []
         within += datasets if isinstance(datasets, (list, tuple)) else []
-    return found
 
 
 def _length(value: Any) -> int:
@@ -176,17 +183,11 @@ def _without_folders(leaf: Any) -> Any:
 
 def selection_digest(dataset: Any) -> str:
     """Return a digest of the indices that ``Subset``-like wrappers select; "" if none selects."""
-    digest, is_any, at = hashlib.blake2b(digest_size=16), False, [dataset]
-    for _ in range(_MAX_PARTS):
-        if not at:
-            break
-        attributes = getattr(at.pop(0), "__dict__", {})
+    digest, is_any = hashlib.blake2b(digest_size=16), False
+    for _, attributes in _wrapped(dataset):
         if _SELECTED in attributes and "dataset" in attributes:
             is_any = True
             digest.update(_index_bytes(attributes[_SELECTED]) + b"\0")
-        at += [attributes["dataset"]] if "dataset" in attributes else []
-        datasets = attributes.get("datasets")
-        at += datasets if isinstance(datasets, (list, tuple)) else []
     return digest.hexdigest() if is_any else ""
 
 

@@ -7,14 +7,15 @@ No module is imported for it: whoever has not imported one holds no generator of
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
+from stoker.basics import pytree
 
 # Bits of the words that states are set to, and of the seeds that NumPy's older generator takes.
 _WORD, _OLD_SEED = (1 << 64) - 1, (1 << 32) - 1
@@ -103,7 +104,7 @@ class _NumpyGenerator(SeededGenerator):
         self.generator.bit_generator.state = state
 
     def has_moved(self, state: Any) -> bool:
-        return not _is_same(self.generator.bit_generator.state, state)
+        return not pytree.equal(self.generator.bit_generator.state, state)
 
 
 class _OldNumpyGenerator(SeededGenerator):
@@ -130,7 +131,7 @@ class _OldNumpyGenerator(SeededGenerator):
         full, mark = state
         if mark is not None:
             return bool(self._mark(full) != mark)
-        return not _is_same(self.generator.get_state(legacy=False), full)
+        return not pytree.equal(self.generator.get_state(legacy=False), full)
 
     def _mark(self, full: dict[str, Any]) -> bytes | None:
         """Return the memory of the bits; None if a normal number is left, which may go alone.
@@ -229,6 +230,32 @@ class GeneratorStates:
             each.restore(state)
 
 
+@contextlib.contextmanager
+def put_back(generators: Sequence[SeededGenerator]) -> Iterator[None]:
+    """Put generators back afterwards, as if nothing had been drawn."""
+    states = GeneratorStates(generators)
+    try:
+        yield
+    finally:
+        states.restore()
+
+
+def device_generator(batch: Any, seed: int) -> Any:
+    """Return a new ``torch.Generator`` on a batch's device; for arrays of JAX, a key of JAX.
+
+    ``seed`` has 63 well-mixed bits. None for a batch without tensors and arrays of JAX.
+    """
+    for leaf in pytree.leaves(batch):
+        if pytree.is_tensor(leaf):
+            generator = sys.modules["torch"].Generator(leaf.device)
+            generator.manual_seed(seed)
+            return generator
+        if pytree.is_jax_array(leaf):
+            # JAX takes seeds of 32 bits, unless 64-bit numbers are switched on.
+            return sys.modules["jax"].random.key(seed >> 31)
+    return None
+
+
 def _of_numpy(name: str) -> Any:
     return getattr(sys.modules.get("numpy.random"), name, None)
 
@@ -249,13 +276,6 @@ def _seed_bits(bits: Any, seed: int) -> None:
 
 def _numpy_state(kind: type, words: dict[str, Any]) -> dict[str, Any]:
     return {"bit_generator": kind.__name__, "state": words, "has_uint32": 0, "uinteger": 0}
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Compare states of NumPy's: dicts of numbers and arrays."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def _memory_of(generator: random.Random, nbytes: int) -> bytes:

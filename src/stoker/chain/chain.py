@@ -14,6 +14,7 @@ from stoker.basics.warn import warn
 from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
+from stoker.errors import CombinationError
 from stoker.schedule import rng
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
@@ -142,14 +143,14 @@ class Chain:
         """
         if not self.source.is_indexed or self.source.has_own_order:
             what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
-            raise ValueError(f".measure() measures examples by their numbers: {what}")
+            raise CombinationError(f".measure() measures examples by their numbers: {what}")
         stage = first_with(
             self.stages,
             lambda t: t.filters or t.skips or t.is_random or t.changes or t.repeats or t.joins
             or t.scans or t.batches,
         )  # fmt: skip
         if stage is not None:
-            raise ValueError(f".measure() cannot follow {stage.name}: call it before")
+            raise CombinationError(f".measure() cannot follow {stage.name}: call it before")
         stages = tuple(stage for stage in self.stages if not stage.traits.selects)
         return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
@@ -195,12 +196,12 @@ class Chain:
         if not isinstance(field, str) or not field:
             raise TypeError(f".numbered() takes the name of a field, not {field!r}")
         if not isinstance(source, IndexedSource):
-            raise ValueError(f".numbered(): the examples of {source.name} have no numbers")
+            raise CombinationError(f".numbered(): the examples of {source.name} have no numbers")
         if isinstance(source, NumberedSource):
-            raise ValueError(f".numbered(): they are in the field {source.field!r} already")
+            raise CombinationError(f".numbered(): they are in the field {source.field!r} already")
         stage = next((stage for stage in self.stages if not stage.traits.selects), None)
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".numbered() cannot follow {stage.name}: put it right behind the source"
             )
         if field in (source.fields or ()):
@@ -583,7 +584,7 @@ class Chain:
             return  # the padding's own stage checks it
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):
-                raise ValueError(
+                raise CombinationError(
                     '.echo("auto") on several ranks needs equal parts and a process group to agree '
                     "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
                     "factor"
@@ -592,11 +593,11 @@ class Chain:
             ranks_agree = self.follows_clock and not decides
             if not share.uneven and self.may_leave_out and not ranks_agree:
                 if self.packs:
-                    raise ValueError(
+                    raise CombinationError(
                         ".shard() gives every rank equally many steps, but the number of packed "
                         "sequences differs between ranks: end epochs with .steps(n)"
                     )
-                raise ValueError(
+                raise CombinationError(
                     ".shard() gives every rank equally many steps, but filters, scans and skip "
                     "budgets may leave them unequal: leave examples out before sharding "
                     "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from stoker.basics import pytree
 from stoker.basics.signals import raise_interrupt
-from stoker.running.examples.values import is_same
 
 DEAD_WORKER = "DataLoader worker (pid"
 """How PyTorch's error for a worker that died begins."""
@@ -53,8 +53,8 @@ class BatchComparison:
             self.error = error
             return f"the script's own loader fails there ({type(error).__name__})"
         try:
-            same = is_same(batch, own)
-        except Exception as error:  # Incomparable, or what the values' own code raises
+            same = pytree.equal(batch, own, layout=True)
+        except Exception as error:  # what cannot be compared, or what the values' own code raises
             self.problem = str(error)
             return ""
         if same:

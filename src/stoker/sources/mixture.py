@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
-from stoker.errors import StateError
+from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
 from stoker.schedule.dealing import (
     CountedDeal,
@@ -236,7 +236,7 @@ class MixtureSource(IndexedSource):
         """Return the number of examples in an epoch over all ranks, uncut."""
         if self.proportions is None:
             if self._is_in_step(selection):
-                raise ValueError(
+                raise CombinationError(
                     "mix(): parts that are shuffled by blocks are read in runs by each rank, which "
                     "needs weights that stay: shuffle them as a whole, .shuffle(block=False)"
                 )

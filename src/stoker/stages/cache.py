@@ -14,7 +14,7 @@ from stoker.basics import plugins, resources
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes, format_seconds
 from stoker.basics.warn import warn
-from stoker.errors import CacheWarning
+from stoker.errors import CacheWarning, CombinationError
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -170,7 +170,7 @@ class CacheStage(ChainStage):
         assert isinstance(source, IndexedSource)
         describes = ".".join([source.name, *(operation.name for operation in operations)])
         if insecure and cluster is None:
-            raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
+            raise CombinationError("insecure=True is for a cache over several nodes (cluster=)")
         if cluster is not None:
             over_nodes = caches_over(cluster).of_chain(
                 limit,
@@ -392,41 +392,41 @@ def ends_caching(t: Traits) -> bool:
 def _check_cacheable(before: ChainView) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
-        raise ValueError(
+        raise CombinationError(
             "a loader's batches differ in every epoch: cache its dataset instead, "
             "DataLoader(stoker.cached(dataset, limit), ...)"
         )
     if not before.source.is_indexed:
-        raise ValueError(
+        raise CombinationError(
             "a stream is read once, and its examples have no index to find them by: a cache "
             "cannot help. (To use them more than once: .echo())"
         )
     if first_with(before.stages, lambda t: t.caches) is not None:
-        raise ValueError("a pipeline has one cache: choose a place for it")
+        raise CombinationError("a pipeline has one cache: choose a place for it")
     stage = first_with(before.stages, ends_caching)
     if stage is None:
         return
     if stage.traits.is_random:
-        raise ValueError(
+        raise CombinationError(
             f".cache() cannot follow {stage.name}: its random numbers would be the same in "
             "every epoch. Put .cache() before it"
         )
     if stage.traits.changes:
-        raise ValueError(
+        raise CombinationError(
             f".cache() cannot follow {stage.name}: what it is told changes in every epoch. Put "
             ".cache() before it"
         )
     if stage.traits.repeats:
-        raise ValueError(
+        raise CombinationError(
             f".cache() cannot follow {stage.name}, which hands out each example several "
             "times: put .cache() before it"
         )
     if stage.traits.scans:
-        raise ValueError(
+        raise CombinationError(
             f".cache() cannot follow {stage.name}: what it makes of an example depends on those "
             "before it, and differs in every epoch. Put .cache() before it"
         )
-    raise ValueError(
+    raise CombinationError(
         f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
         "put .cache() before it"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
@@ -73,7 +74,7 @@ class Echo(ChainStage):
                 f'the echoing factor is "auto" or a number of at least 1, not {factor!r}'
             )
         if max_factor is not None or min_distance is not None:
-            raise ValueError('max_factor= and min_distance= go with .echo("auto")')
+            raise CombinationError('max_factor= and min_distance= go with .echo("auto")')
         counts = EvenUses(exact_factor(factor))
         if counts.most == 1:
             return None
@@ -102,10 +103,10 @@ class Echo(ChainStage):
         """
         joining = first_with(before.stages, lambda t: t.joins)
         if joining is not None:
-            raise ValueError(f".echo() cannot follow {joining.name}: put it before")
+            raise CombinationError(f".echo() cannot follow {joining.name}: put it before")
         other = first_with(before.stages, lambda t: t.repeats)
         if other is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".{self.call} cannot follow {other.name}: echo once, with the product of the "
                 "factors or a larger max_factor="
             )
@@ -123,7 +124,7 @@ class Echo(ChainStage):
     def begin(self, chain: ChainView) -> None:
         """Refuse an adaptive echo that nothing prepares for."""
         if self.is_adaptive and chain.follows_clock and not chain.has_workers:
-            raise ValueError(
+            raise CombinationError(
                 f"{self.name} needs workers that prepare data during training, and .workers(0) has "
                 "none: give it workers, or a fixed factor"
             )
@@ -163,7 +164,7 @@ class Echo(ChainStage):
     def check_holds(self, batch: int) -> None:
         """Raise ValueError if its pool is smaller than a batch."""
         if self.pool is not None and self.pool < batch:
-            raise ValueError(
+            raise CombinationError(
                 f"{self.name}: a pool of {self.pool} examples is smaller than a batch of "
                 f"{batch}; give it at least {self.smallest_distinct(batch)} to keep the uses in "
                 "a batch distinct"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.pytree import Field, Fields, fields_of
+from stoker.errors import CombinationError
 from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainView, EnginePlan, Traits, not_known
@@ -33,7 +34,7 @@ class Filter(Operation):
     def bind(self, before: ChainView) -> Filter:
         """Check that single examples come here, with the field that it looks at."""
         if before.is_batched:
-            raise ValueError(".filter() works on examples: put it before .batch()")
+            raise CombinationError(".filter() works on examples: put it before .batch()")
         return self.place_on(before)
 
     def lower(self, to: EnginePlan) -> None:

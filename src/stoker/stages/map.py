@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
+from stoker.errors import CombinationError
 from stoker.images.image_map import Address, Many, many_of
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
@@ -80,11 +81,11 @@ class Map(Operation):
         """Check its field, and that it skips examples only; number it among random maps."""
         stage = self.place_on(before)
         if self.budget is not None and before.is_batched:
-            raise ValueError(
+            raise CombinationError(
                 "on_error= works for examples only: a stage after .batch() always raises"
             )
         if self.repeats_only and not before.hands_out_uses:
-            raise ValueError(
+            raise CombinationError(
                 "repeats_only= needs an .echo() before it, and no .batch() in between, which mixes "
                 "first and later uses"
             )
@@ -97,12 +98,12 @@ class Map(Operation):
         """Raise ValueError where what comes has no place in the epoch, or several."""
         call = f".{self.method}(clock=True)"
         if not before.source.is_indexed:
-            raise ValueError(
+            raise CombinationError(
                 f"{call} tells an example's place in the epoch, and a stream's length is not known"
             )
         stage = first_with(before.stages, lambda t: t.batches or t.joins)
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f"{call} tells the place of a single example: put it before {stage.name}"
             )
 

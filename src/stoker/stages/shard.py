@@ -15,6 +15,7 @@ from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
+from stoker.errors import CombinationError
 from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Share
@@ -45,7 +46,7 @@ class Padding:
             raise TypeError(f".shard(pad=True) takes mask= as a field's name, not {mask!r}")
         if not pad:
             if mask is not None:
-                raise ValueError(f".shard(mask={mask!r}) marks padding: add pad=True")
+                raise CombinationError(f".shard(mask={mask!r}) marks padding: add pad=True")
             return None
         return Padding(pad == "full", mask)
 
@@ -62,17 +63,17 @@ class Padding:
         """Raise ValueError where what comes has no order that all ranks know, or another one."""
         source = before.source
         if not source.is_indexed:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) deals examples by their numbers, and a stream has none: "
                 ".shard(uneven=True) keeps all of them"
             )
         if source.has_own_order:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) is for evaluation, and an epoch of a mixture does not have each "
                 "example once: evaluate its parts one after another"
             )
         if first_with(before.stages, lambda t: t.shuffles) is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) is for evaluation, in the order of the data: leave .shuffle() out"
             )
 
@@ -85,31 +86,31 @@ class Padding:
             instead = "leave it out of evaluation"
             if not stage.traits.shuffles:
                 instead = f"put .{stage.name} before .shard(), to evaluate fewer"
-            raise ValueError(f".shard({self}) deals the examples in their order: {instead}")
+            raise CombinationError(f".shard({self}) deals the examples in their order: {instead}")
         stage = first_with(behind, lambda t: t.filters or t.skips or t.repeats or t.joins)
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) hands out every example once, and .{stage.name} after it does "
                 "not: leave it out of evaluation, or use .shard(uneven=True)"
             )
         if chain.budget != RAISE:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) hands out every example once, and on_error={chain.budget} may "
                 "leave some out: remove on_error=, or use .shard(uneven=True)"
             )
         if chain.flows or chain.steps is not None:
             call = ".repeat()" if chain.flows else f".steps({chain.steps})"
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) hands out every example once in an epoch: remove {call} "
                 "(.take(n) before .shard() evaluates fewer)"
             )
         if chain.drops_last and not self.fills:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}) hands out every example once, and drop_last=True leaves the last "
                 "ones out: remove it, or use pad='full', which fills the last batch"
             )
         if self.mask is not None and not chain.is_batched:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({self}): the mask is a field of batches: add .batch(n), or read "
                 "pipeline.last.valid"
             )
@@ -133,7 +134,7 @@ class Balance:
         if cost is not None and not callable(cost):
             raise TypeError(f".shard() takes cost= as a function, not {cost!r}")
         if sizes is None and cost is not None:
-            raise ValueError(".shard(cost=) makes costs of sizes: add balance=sizes")
+            raise CombinationError(".shard(cost=) makes costs of sizes: add balance=sizes")
         return None if sizes is None else Balance(sizes, cost)
 
     def costs(self, before: ChainView) -> Costs:
@@ -144,16 +145,18 @@ class Balance:
         """
         source = before.source
         if not isinstance(source, IndexedSource):
-            raise ValueError(
+            raise CombinationError(
                 ".shard(balance=...) deals examples by their numbers, and a stream has none"
             )
         if source.has_own_order:
-            raise ValueError(
+            raise CombinationError(
                 ".shard(balance=...) deals by cost, and the examples of a mixture are dealt by "
                 "part: leave balance= out"
             )
         if first_with(before.stages, lambda t: t.shuffles) is None:
-            raise ValueError(".shard(balance=...) deals a shuffled epoch: put .shuffle() before it")
+            raise CombinationError(
+                ".shard(balance=...) deals a shuffled epoch: put .shuffle() before it"
+            )
         sizes = numbers_of(source, self.sizes, ".shard(balance=...)")
         if self.cost is not None:
             made = np.asarray(self.cost(sizes))
@@ -205,11 +208,11 @@ class Shard(ChainStage):
         Raises ValueError or TypeError for what is no rank.
         """
         if (rank is None) != (world is None):
-            raise ValueError(".shard() needs rank= and world= together, or neither")
+            raise CombinationError(".shard() needs rank= and world= together, or neither")
         if rank is not None and mesh is not None:
-            raise ValueError(".shard() takes rank= and world=, or a mesh")
+            raise CombinationError(".shard() takes rank= and world=, or a mesh")
         if mesh_dims is not None and mesh is None:
-            raise ValueError(".shard(): mesh_dims= needs a mesh: give the mesh first")
+            raise CombinationError(".shard(): mesh_dims= needs a mesh: give the mesh first")
         assumed, among = False, None
         if rank is None:
             rank, world, among = _found(mesh, mesh_dims)
@@ -227,7 +230,7 @@ class Shard(ChainStage):
         """Return this with padding. Raises ValueError or TypeError for what is none."""
         padding = Padding.of(pad, mask)
         if padding is not None and self.uneven:
-            raise ValueError(
+            raise CombinationError(
                 f".shard({padding}) deals equal parts in the data's order: leave uneven=True out"
             )
         return replace(self, padding=padding)
@@ -237,7 +240,7 @@ class Shard(ChainStage):
         balance = Balance.of(sizes, cost)
         if balance is not None and (self.uneven or self.padding is not None):
             other = "uneven=True" if self.padding is None else str(self.padding)
-            raise ValueError(
+            raise CombinationError(
                 f".shard(balance=...) gives ranks equally many examples of each global batch: "
                 f"leave {other} out"
             )
@@ -253,19 +256,19 @@ class Shard(ChainStage):
     def bind(self, before: ChainView) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
         if before.source.yields_batches:
-            raise ValueError(
+            raise CombinationError(
                 "a loader is sharded by its sampler (DistributedSampler): set it there"
             )
         stage = first_with(
             before.stages, lambda t: t.shards or not (t.selects or t.inside or t.caches)
         )
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".shard() cannot follow {stage.name}: put it right after the source, "
                 ".shuffle() or .cache()"
             )
         if before.source.has_own_order and self.uneven:
-            raise ValueError(
+            raise CombinationError(
                 "all ranks get equal shares of each part of a mixture: leave uneven= out"
             )
         if self.padding is not None:

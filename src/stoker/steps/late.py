@@ -38,7 +38,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import StreamStage, Surroundings
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
-from stoker.errors import StateError
+from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import Sizing, batch_stage
@@ -71,20 +71,20 @@ class LateBatch(Batch, StreamStage):
         """Refuse what decides about examples in their order, and what has no order."""
         super().bind(before)
         if not before.source.is_indexed:
-            raise ValueError(
+            raise CombinationError(
                 f".{self.call} makes examples out of order, and a stream has one order alone"
             )
         stage = first_with(
             before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
         )
         if stage is not None and stage.traits.repeats:
-            raise ValueError(
+            raise CombinationError(
                 f".{stage.name} decides on numbers alone which uses are in a batch: leave out "
                 f'late={self.late}. .echo("auto") uses what is there while examples are late'
             )
         if stage is not None or before.budget != RAISE:
             name = "on_error=" if stage is None else f".{stage.name}"
-            raise ValueError(
+            raise CombinationError(
                 f"{name} decides about one example after another, and so waits for each: "
                 f".{self.call} cannot follow it"
             )
@@ -94,9 +94,11 @@ class LateBatch(Batch, StreamStage):
         """Refuse what has to know the places of examples in batches."""
         share = chain.selection.share
         if share is not None and share.padding is not None:
-            raise ValueError(f".shard(pad=) says which rows are padding before .{self.call}")
+            raise CombinationError(f".shard(pad=) says which rows are padding before .{self.call}")
         if first_with(chain.stages, lambda t: t.repeats) is not None:
-            raise ValueError(f".echo() uses batches again by their number: without .{self.call}")
+            raise CombinationError(
+                f".echo() uses batches again by their number: without .{self.call}"
+            )
 
     def lower(self, to: EnginePlan) -> None:
         to.own(self)
@@ -134,7 +136,9 @@ class LateBatch(Batch, StreamStage):
 def batch_with_late(n: Any, drop_last: Any, collate: Any, sizing: Sizing, late: Any) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
     if sizing.is_given and late:
-        raise ValueError("batches that are planned ahead have no place for what is late: .batch(n)")
+        raise CombinationError(
+            "batches that are planned ahead have no place for what is late: .batch(n)"
+        )
     if not is_whole_number(late):
         raise TypeError(f"late= is a number of batches, not {late!r}")
     if late < 0:

@@ -37,7 +37,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import StreamStage, Surroundings
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
-from stoker.errors import StateError
+from stoker.errors import CombinationError, StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import as_array
 from stoker.stages.batching.joining import CutDocuments, Tokens
@@ -79,10 +79,12 @@ class Pack(StreamStage):
     def bind(self, before: ChainView) -> Pack:
         """Check that single sequences come here."""
         if before.source.yields_batches:
-            raise ValueError(".pack() joins single sequences, and a loader yields batches")
+            raise CombinationError(".pack() joins single sequences, and a loader yields batches")
         stage = first_with(before.stages, lambda t: t.batches or t.joins)
         if stage is not None:
-            raise ValueError(f".pack() cannot follow {stage.name}: put it before .batch(), once")
+            raise CombinationError(
+                f".pack() cannot follow {stage.name}: put it before .batch(), once"
+            )
         return self
 
     def lower(self, to: EnginePlan) -> None:

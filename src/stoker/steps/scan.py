@@ -29,7 +29,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import StreamStage, Surroundings
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.errors import StateError
+from stoker.errors import CombinationError, StateError
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainView, PoolSize, Traits, first_with, not_known
 
@@ -107,10 +107,10 @@ class Scan(StreamStage):
     def bind(self, before: ChainView) -> Scan:
         """Check that single examples come here, each once."""
         if before.source.yields_batches:
-            raise ValueError(".scan() works on single examples, and a loader yields batches")
+            raise CombinationError(".scan() works on single examples, and a loader yields batches")
         stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.joins)
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".scan() cannot follow {stage.name}: it is called once with each example. Put it "
                 "before .echo(), .pack() and .batch()"
             )

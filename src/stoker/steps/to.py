@@ -30,7 +30,7 @@ from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, Woul
 from stoker.engine.stream_stage import StreamStage, Surroundings
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
-from stoker.errors import StageError
+from stoker.errors import CombinationError, StageError
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import ChainView, Traits, first_with
 
@@ -146,9 +146,9 @@ class To(StreamStage):
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:
-            raise ValueError(f".{self.name} cannot follow {stage.name}: move once")
+            raise CombinationError(f".{self.name} cannot follow {stage.name}: move once")
         if not before.is_batched:
-            raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
+            raise CombinationError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
     def stream(self, upstream: PulledStream, around: Surroundings) -> DeviceStream:

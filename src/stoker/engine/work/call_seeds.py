@@ -10,11 +10,10 @@ all states are put back after the work.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from stoker.basics.generators import GeneratorStates, SeededGenerator, global_generators
+from stoker.basics.generators import SeededGenerator, global_generators
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.segment import Segment
 from stoker.schedule import rng
@@ -81,13 +80,3 @@ def seeding_ns() -> int:
             each.seed(seed)
         took.append(time.perf_counter_ns() - began_ns)
     return min(took)
-
-
-@contextlib.contextmanager
-def put_back(generators: Sequence[SeededGenerator]) -> Iterator[None]:
-    """Put generators back afterwards, as if nothing had been drawn."""
-    states = GeneratorStates(generators)
-    try:
-        yield
-    finally:
-        states.restore()

@@ -23,14 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import copy_lent_parts
-from stoker.basics.generators import SeededGenerator, global_generators
+from stoker.basics.generators import (
+    SeededGenerator,
+    device_generator,
+    global_generators,
+    put_back,
+)
 from stoker.basics.signals import pass_on
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.segment import Segment
-from stoker.engine.work.call_seeds import CallSeeds, Place, put_back
+from stoker.engine.work.call_seeds import CallSeeds, Place
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.fetcher import Fetcher
-from stoker.engine.work.generators import device_generator
 from stoker.engine.work.inputs import InputAddresses
 from stoker.engine.work.spot import HERE
 from stoker.errors import StageError
@@ -265,7 +269,7 @@ class Work:
         ns: list[int],
     ) -> None:
         draw_at = self._random.at
-        on_device = device_generator if self.segment.on_device else None
+        on_device = self.segment.on_device
         in_batches = self.segment.batches_in
         first, shift = self._first + (which.start or 0), 0
         if self._cache is not None and (which.start or 0) >= self._cache_at:
@@ -306,7 +310,10 @@ class Work:
                     elif key is None:
                         result = fn(value)
                     else:
-                        generator = on_device and on_device(key, places[i], use, value)
+                        generator = None
+                        if on_device:
+                            seed = rng.integer_at(key, places[i], use)
+                            generator = device_generator(value, seed)
                         if generator is None:  # a key of JAX has no truth
                             generator = draw_at(key, places[i], use)
                         result = fn(value, generator)

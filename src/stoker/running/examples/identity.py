@@ -13,7 +13,6 @@ import itertools
 import os
 import pickle
 import platform
-import random
 import secrets
 import sys
 import types
@@ -25,6 +24,7 @@ import numpy as np
 import xxhash
 
 from stoker.basics import pytree
+from stoker.basics.generators import generator_of
 
 # Paths whose files are looked at: training waits, and a stamp on a network takes up to 1 ms.
 _MOST_PATHS = 1000
@@ -75,14 +75,10 @@ class _StatePickler(pickle.Pickler):
         self.fast = True  # by value: equal texts need not be one object
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is taken while its object lives
-        torch: Any = sys.modules["torch"]
-        self._kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
-        shared: list[Any] = [random.random, np.random.rand]
-        self._shared = [method.__self__ for method in shared] + [torch.default_generator]
         self.generators: list[Any] = []
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, self._kinds) and not any(value is each for each in self._shared):
+        if generator_of(value, "") is not None:
             self.generators.append(value)
         if getattr(value, "__module__", None) == "builtins" and isinstance(value, type):
             return NotImplemented  # by its name

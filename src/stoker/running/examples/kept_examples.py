@@ -14,13 +14,13 @@ import warnings
 from typing import Any
 
 from stoker.adapters.cached_dataset import CachedDataset
+from stoker.basics import pytree
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import usable_memory_bytes
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.location import LEAST_BYTES, memory_folder
 from stoker.cache.store import MISSING
 from stoker.errors import CacheError, CacheWarning
-from stoker.running.examples.values import is_same
 from stoker.transport.codec.decoder import decode
 from stoker.transport.codec.encoder import encode
 
@@ -59,7 +59,7 @@ def find_record(value: Any) -> bytes | None:
     """
     try:
         record = b"".join(encode(value))
-        return record if is_same(decode(memoryview(record)), value, layout=False) else None
+        return record if pytree.equal(decode(memoryview(record)), value) else None
     except (TypeError, ValueError, LookupError):
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -31,9 +32,9 @@ from stoker.analysis.probe.dataset.example import (
     read_generators,
 )
 from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
+from stoker.basics import pytree
 from stoker.running.examples.identity import find_generators, identify_examples
 from stoker.running.examples.kept_examples import find_record
-from stoker.running.examples.values import is_same
 from stoker.transport.codec.decoder import decode
 
 # Of prctl(2), which Python does not name.
@@ -45,6 +46,7 @@ _ENOUGH_S, _LONGEST_S = 5.0, 30.0
 # Finding an example in a store, without its decoding: more than was measured (7 us,
 # bench/results/dataset.json), so that a cache which could make the loader slower is left out.
 _LOOKUP_S = 5e-5
+is_same = functools.partial(pytree.equal, layout=True)
 
 
 class ExampleTrial(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.sources.origin import UserObject
 from stoker.stages.batching.user_collate import Collate
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
@@ -56,10 +57,10 @@ class Batch(ChainStage):
     def bind(self, before: ChainView) -> Batch:
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
-            raise ValueError("a loader yields batches already: set its batch_size")
+            raise CombinationError("a loader yields batches already: set its batch_size")
         stage = first_with(before.stages, lambda t: t.batches)
         if stage is not None:
-            raise ValueError(f".batch({self.n}) cannot follow {stage.name}: batch once")
+            raise CombinationError(f".batch({self.n}) cannot follow {stage.name}: batch once")
         if before.echo is not None:
             before.echo.check_holds(self.n)
         return self

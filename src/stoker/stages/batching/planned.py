@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
@@ -89,11 +90,11 @@ class Sizing:
             )
         if (self.tokens is None) != (self.size is None):
             arguments, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
-            raise ValueError(
+            raise CombinationError(
                 f".batch({arguments}=...) needs {lacks}=: a batch holds tokens= of what size= says"
             )
         if self.tokens is None and self.key is None:
-            raise ValueError(
+            raise CombinationError(
                 ".batch(n) plans nothing ahead: multiple_of=, max_rows= and padded= are for tokens="
             )
         if self.tokens is None and (self.multiple_of, self.max_rows, self.padded) != (
@@ -101,18 +102,18 @@ class Sizing:
             None,
             True,
         ):
-            raise ValueError(
+            raise CombinationError(
                 ".batch(n, key=...) has no sizes: multiple_of=, max_rows=, padded= are for tokens="
             )
         if drop_last:
-            raise ValueError(
+            raise CombinationError(
                 ".batch(tokens=, key=) leaves out fewer examples than there are ranks, and no last "
                 "batch: remove drop_last=True"
             )
         if not isinstance(self.padded, bool):
             raise TypeError(f".batch() takes padded=True or False, not {self.padded!r}")
         if self.multiple_of is not None and not self.padded:
-            raise ValueError(".batch(padded=False) pads nothing: remove multiple_of=")
+            raise CombinationError(".batch(padded=False) pads nothing: remove multiple_of=")
         for name in ("tokens", "multiple_of", "max_rows"):
             value = getattr(self, name)
             if value is not None and not is_whole_number(value):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_number, is_whole_number
-from stoker.errors import StageError
+from stoker.errors import CombinationError, StageError
 from stoker.schedule import rng
 from stoker.schedule.orders.chosen import Candidates, Chosen
 from stoker.schedule.orders.permutation import permutation
@@ -89,13 +89,13 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     """
     source = before.source
     if source.has_own_order:
-        raise ValueError(
+        raise CombinationError(
             f".{call} chooses by a source's numbers, and a mixture has several sources: choose in "
             f"its parts, stoker.mix({{a.{of_part or call}: 2, b: 1}})"
         )
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
-        raise ValueError(f".{call} chooses examples by their numbers, and {what}")
+        raise CombinationError(f".{call} chooses examples by their numbers, and {what}")
     stage = first_with(
         before.stages,
         lambda t: (
@@ -103,7 +103,7 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
         ),
     )
     if stage is not None:
-        raise ValueError(f".{call} cannot follow {stage.name}: put it behind the source")
+        raise CombinationError(f".{call} cannot follow {stage.name}: put it behind the source")
     return source
 
 
@@ -195,7 +195,7 @@ def parts_of(
     if not is_whole_number(seed) or seed < 0:
         raise ValueError(f".split() takes seed= as a whole number from 0, not {seed!r}")
     if stratify is not None and groups is not None:
-        raise ValueError(".split() takes stratify= or groups=: no split keeps to both")
+        raise CombinationError(".split() takes stratify= or groups=: no split keeps to both")
     length = len(source)
     candidates = before.selection.candidates(length)
     count = len(candidates)

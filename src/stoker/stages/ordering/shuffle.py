@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
 from stoker.sources.origin import IndexedSource
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
@@ -45,9 +46,9 @@ class Shuffle(ChainStage):
         """Check that there is an order to draw, and how."""
         source = before.source
         if source.yields_batches:
-            raise ValueError("a loader has an order of its own: shuffle there (shuffle=True)")
+            raise CombinationError("a loader has an order of its own: shuffle there (shuffle=True)")
         if source.has_own_order:
-            raise ValueError(
+            raise CombinationError(
                 "shuffle each part of a mixture by itself: stoker.mix({a.shuffle(): 2, "
                 "b.shuffle(): 1})"
             )
@@ -55,16 +56,16 @@ class Shuffle(ChainStage):
             before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins or t.scans
         )
         if stage is not None:
-            raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
+            raise CombinationError(f".shuffle() cannot follow {stage.name}: put it first")
         if isinstance(source, IndexedSource):
             if self.buffer is not None:
-                raise ValueError(
+                raise CombinationError(
                     "buffer= is for streams; this source needs none to be shuffled as a whole: "
                     ".shuffle()"
                 )
             return replace(self, ends=self._ends(source))
         if self.block is not None:
-            raise ValueError("block= needs examples with numbers; for a stream, use buffer=")
+            raise CombinationError("block= needs examples with numbers; for a stream, use buffer=")
         buffer: Any = DEFAULT_BUFFER if self.buffer is None else self.buffer
         if not is_whole_number(buffer) or buffer < 2:
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
@@ -99,7 +100,7 @@ class Shuffle(ChainStage):
         if block is None or isinstance(block, bool):
             own = source.blocks
             if block and own is None:
-                raise ValueError(
+                raise CombinationError(
                     f"{source.name} has no blocks of its own: give a number of neighbours, such as "
                     "block=1000"
                 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
 
 
@@ -36,7 +37,7 @@ class Take(ChainStage):
     def bind(self, before: ChainView) -> Take:
         """Check that numbers alone say which examples are the first."""
         if before.source.yields_batches:
-            raise ValueError(
+            raise CombinationError(
                 f".take() counts examples, and a loader yields batches: .steps({self.n}) ends an "
                 "epoch after so many"
             )
@@ -44,7 +45,7 @@ class Take(ChainStage):
             before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
         )
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".take() cannot follow {stage.name}: put it before (.steps(n) ends an epoch after "
                 "n batches)"
             )
@@ -87,12 +88,12 @@ class SkipFirst(ChainStage):
     def bind(self, before: ChainView) -> SkipFirst:
         """Check that numbers alone say which examples are the first, in each epoch alike."""
         if before.source.yields_batches:
-            raise ValueError(
+            raise CombinationError(
                 f".skip() counts examples, and a loader yields batches: .resume_at({self.n}) "
                 f"starts the next epoch after {self.n} batches"
             )
         if before.source.has_own_order:
-            raise ValueError(
+            raise CombinationError(
                 "an epoch of a mixture continues at the end of the last one: skip in its parts, "
                 f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
             )
@@ -100,7 +101,7 @@ class SkipFirst(ChainStage):
             before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
         )
         if stage is not None:
-            raise ValueError(
+            raise CombinationError(
                 f".skip() cannot follow {stage.name}: put it before (.resume_at(n) starts the next "
                 "epoch after n batches)"
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.basics.validate import is_whole_number
+from stoker.errors import CombinationError
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
 from stoker.sources.origin import Origin
 from stoker.stages.functions.operation import unfit_signature
@@ -21,12 +22,12 @@ def shuffle_of(
     """Return the stage ``.shuffle()``. Raises ValueError where its arguments do not fit."""
     if weights is not None:
         if buffer is not None or block is not None:
-            raise ValueError(
+            raise CombinationError(
                 ".shuffle(weights=) draws from all examples: leave buffer= and block= out"
             )
         return WeightedShuffle.of(weights, num_samples)
     if num_samples is not None:
-        raise ValueError(
+        raise CombinationError(
             ".shuffle(): num_samples= needs weights=; .take(n) behind shuffle ends an epoch earlier"
         )
     return Shuffle(buffer, block)

@@ -455,7 +455,8 @@ def _equal_leaves(left: Any, right: Any, layout: bool) -> bool:
         if left.dtype.hasobject:
             return equal(left.ravel().tolist(), right.ravel().tolist(), layout=layout)
         return bool(left.tobytes() == right.tobytes())
-    if type(left).__eq__ is not object.__eq__:
+    equality: Any = type(left).__eq__
+    if equality is not object.__eq__:
         return bool(left == right)
     if hasattr(left, "__dict__"):
         return left is right or equal(vars(left), vars(right), layout=layout)

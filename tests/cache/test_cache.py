@@ -1365,7 +1365,7 @@ import sys
 import stoker
 
 def loaded():
-    return sorted({"lmdb", "msgspec", "xxhash", "psutil"} & set(sys.modules))
+    return sorted({"lmdb", "xxhash", "psutil"} & set(sys.modules))
 
 assert loaded() == []
 chain = stoker.from_dataset(list(range(20)), seed=0).shuffle()

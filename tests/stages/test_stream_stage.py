@@ -16,7 +16,7 @@ import stoker
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.survivors import OrderedStream
 from stoker.stages.stage import ChainView, Traits
 from strategies import signed
@@ -43,7 +43,7 @@ class Every(StreamStage):
     def signature(self) -> str:
         return self.call
 
-    def stream(self, upstream: SegmentStream, around: Surroundings) -> EveryStream:
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> EveryStream:
         return EveryStream(self, upstream)
 
     def read_node(self, saved: Any, bounds: Bounds) -> EveryStart:

@@ -44,7 +44,7 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import Surroundings
+from stoker.engine.stream_stage import StreamContext
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
@@ -201,11 +201,11 @@ class EpochStreams:
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case OwnPoint():
-                    around = Surroundings(
+                    context = StreamContext(
                         part.at, self._epoch, self._order, plan.selection.leg, self.tally,
                         setup.record, self.worker_pool, self.mask,
                     )  # fmt: skip
-                    self._stream = own = part.stage.stream(self.last, around)
+                    self._stream = own = part.stage.stream(self.last, context)
                     self.own.append(own)
                     if part.stage.traits.moves:  # the mask, too
                         self.last, self.mask, self._depth = own, None, 0

@@ -21,11 +21,11 @@ from stoker.stages.stage import ChainStage, EnginePlan
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class StreamContext:
     """What a stream may know of the epoch that it is made for.
 
     Attributes:
-        at: the place of its stage among the parts of the plan.
+        at: the position of its stage among the parts of the plan.
         epoch: the epoch's number.
         order: the order of an indexed source on this rank, else None.
         leg: the leg of the epoch, if other ranks took it over; else None.
@@ -65,7 +65,7 @@ class StreamStage(ChainStage):
         to.own(self)
 
     @abstractmethod
-    def stream(self, upstream: Any, around: Surroundings) -> Stream:
+    def stream(self, upstream: Any, context: StreamContext) -> Stream:
         """Return the stream of an epoch over that of its inputs.
 
         That is a ``SegmentStream``; if it moves batches, a ``PulledStream``, as it returns.
@@ -74,7 +74,9 @@ class StreamStage(ChainStage):
     def read_node(self, saved: Any, bounds: Bounds) -> Node:
         """Read the node of its stream from a state, before there are streams.
 
-        Change ``bounds`` to those behind the stage. Raises TypeError, LookupError, ValueError
-        or msgspec.ValidationError for what no run could have saved, or StateError.
+        Stages with a ``kind`` define it. Change ``bounds`` to those behind the stage.
+
+        Raises TypeError, LookupError, ValueError or msgspec.ValidationError for what no run could
+        have saved, or StateError.
         """
         raise NotImplementedError

@@ -16,8 +16,8 @@ _START_S = 5.0
 # Feeders that may die at one position. An example that crashes the process would otherwise start
 # feeders for ever; kills from outside hardly ever hit one position three times.
 _MAX_LOSSES = 3
-# Connections to another host that may end at one position: networks fail more often, and the jobs
-# on that host count the feeders. Chosen, not measured.
+# Connections to another host that may end at one position: networks fail more often than feeders
+# die, and jobs on the feeder's host count its deaths. Chosen, not measured.
 _REMOTE_LOSSES = 10
 
 

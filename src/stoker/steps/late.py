@@ -35,7 +35,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, as_json, damage_error
 from stoker.engine.items import Item, WouldBlock
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
@@ -104,8 +104,8 @@ class LateBatch(Batch, StreamStage):
         to.own(self)
         to.batch(self)
 
-    def stream(self, upstream: SegmentStream, around: Surroundings) -> LateStream:
-        return LateStream(self, upstream, around.epoch, around.record)
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
+        return LateStream(self, upstream, context.epoch, context.record)
 
     def read_node(self, saved: Any, bounds: Bounds) -> LateStart:
         start = msgspec.convert(saved, LateStart, str_keys=True)

@@ -34,7 +34,7 @@ from stoker.engine.checkpoint import (
 )
 from stoker.engine.items import DoneTask, Item, done_item
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
@@ -91,11 +91,11 @@ class Pack(StreamStage):
         super().lower(to)
         to.join(self.length)
 
-    def stream(self, upstream: SegmentStream, around: Surroundings) -> PackedStream:
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> PackedStream:
         begun = None
-        if around.leg is not None and around.leg.offsets:
-            assert around.order is not None
-            begun = BegunInputs(around.order, around.leg.offsets)
+        if context.leg is not None and context.leg.offsets:
+            assert context.order is not None
+            begun = BegunInputs(context.order, context.leg.offsets)
         return PackedStream(self, upstream, begun)
 
     def read_node(self, saved: Any, bounds: Bounds) -> PackStart:

@@ -26,7 +26,7 @@ from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, Item, done_item, with_value
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import CombinationError, StateError
@@ -116,8 +116,8 @@ class Scan(StreamStage):
             )
         return self
 
-    def stream(self, upstream: SegmentStream, around: Surroundings) -> ScannedStream:
-        return ScannedStream(self, upstream, around)
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> ScannedStream:
+        return ScannedStream(self, upstream, context)
 
     def read_node(self, saved: Any, bounds: Bounds) -> ScanStart:
         start = msgspec.convert(saved, ScanStart)
@@ -292,14 +292,14 @@ class ScannedStream(OrderedStream):
     Args:
         scan: the stage.
         upstream: the stream of its inputs.
-        around: the epoch; its tally counts the time in the scan.
+        context: the epoch; its tally counts the time in the scan.
     """
 
     keeps = True
 
-    def __init__(self, scan: Scan, upstream: SegmentStream, around: Surroundings) -> None:
+    def __init__(self, scan: Scan, upstream: SegmentStream, context: StreamContext) -> None:
         super().__init__(upstream)
-        self._scan, self._part, self._tally = scan, around.at, around.tally
+        self._scan, self._part, self._tally = scan, context.at, context.tally
         self._tally.open(self._part, [scan.name])
         self._first = self._least = 0  # outputs before a resume: at most, and at least
         self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume

@@ -27,7 +27,7 @@ from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
 from stoker.basics.signals import pass_on
 from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
-from stoker.engine.stream_stage import StreamStage, Surroundings
+from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
@@ -151,8 +151,8 @@ class To(StreamStage):
             raise CombinationError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
-    def stream(self, upstream: PulledStream, around: Surroundings) -> DeviceStream:
-        return DeviceStream(upstream, self.mover(), around.worker_pool, around.mask)
+    def stream(self, upstream: PulledStream, context: StreamContext) -> DeviceStream:
+        return DeviceStream(upstream, self.mover(), context.worker_pool, context.mask)
 
     def count(self, items: int) -> int:
         return items

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.items import Direct, EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -284,22 +284,6 @@ def examples(values: list[Any], read: list[int] | None = None) -> IterableHead:
     key = rng.key(0, 0, rng.SHUFFLE, 0)
     source = IterableSource(iterate)
     return IterableHead(source, source.open(0), Selection(), 1, key, EpochCounters())
-
-
-@given(length=st.integers(0, 8), counts=st.lists(st.integers(1, 4), max_size=4))
-def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) -> None:
-    feed = Direct(examples(list(range(length))))
-    left = list(range(length))
-    for count in counts:
-        uses = feed.take(count)
-        assert [value(item) for item in uses.items] == left[:count]
-        assert uses.uses == [item.use for item in uses.items]
-        assert uses.ages == [item.age for item in uses.items]
-        assert all(item.scheduled == 1 and item.settled for item in uses.items)
-        del left[:count]
-        assert feed.fresh == length - len(left)
-    assert feed.in_order
-    assert feed.total is None
 
 
 def on_cpu(upstream: Any) -> DeviceStream:

@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Recycler
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import Position, row
-from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
+from stoker.engine.echo.pool_inputs import EchoStream, PoolStart
 from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
 from stoker.engine.head_source import Opening
 from stoker.engine.items import (
-    Direct,
     EpochCounters,
     HeadStream,
-    Inputs,
     Item,
     Planning,
     PulledStream,
@@ -110,7 +108,7 @@ class EpochStreams:
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
             outputs.
-        echo: the inputs behind the echo, or None.
+        echo: the stream of the echo's uses, or None.
         planning: the planning lock.
         recycler: the owner of the batches' memory.
         tally: counts time; ``skip_log``: records skips.
@@ -127,7 +125,7 @@ class EpochStreams:
         self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
-        self.echo: EchoInputs[Any] | None = None
+        self.echo: EchoStream[Any] | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[Stream] = []
         self.head: HeadStream | None = None
@@ -142,8 +140,7 @@ class EpochStreams:
         self._works: dict[int, Work] = {}
         self._held: dict[int, list[list[SeededGenerator]]] = {}
         self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by the number of epochs since
-        self._stream: Stream | None = None
-        self._feed: Inputs | None = None
+        self._stream: Any = None  # the last one so far
         self._depth = self._host_depths = 0
 
     @property
@@ -215,7 +212,7 @@ class EpochStreams:
                         plan, self._seed, self._epoch, setup.pool_size, setup.autotuner,
                         setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
                     )  # fmt: skip
-                    self._feed = self.echo = maker.inputs(part, self._stream, self.tally)
+                    self._stream = self.echo = maker.stream(part, self._stream, self.tally)
                 case _:
                     assert_never(part)
 
@@ -284,8 +281,7 @@ class EpochStreams:
         self._stream = self.last
 
     def _add_segment(self, part: Segment) -> None:
-        if self._feed is None and self._stream is not None:
-            self._feed = Direct(self._stream)
+        upstream = self._stream
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
         each = 1 if part.batches_in else plan.group
@@ -303,8 +299,8 @@ class EpochStreams:
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
             most_ahead = self._setup.workers.ahead
-            amounts = Amounts(runner, self._feed, plan.group, read_ahead, most_ahead)
-            return SegmentStream(runner, self._feed, order, self._examples, amounts, planning)
+            amounts = Amounts(runner, upstream, plan.group, read_ahead, most_ahead)
+            return SegmentStream(runner, upstream, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs come after all others
@@ -317,7 +313,6 @@ class EpochStreams:
         self.segments.append(stream)
         self._stream = self.last = stream
         self.last_pool = pool
-        self._feed = None
         self._depth += 1
 
     def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
@@ -333,7 +328,7 @@ class EpochStreams:
     def close(self) -> None:
         """End all threads and processes, and close what a source has open."""
         with contextlib.ExitStack() as rest:  # does all of it, even if Ctrl-C comes in between
-            for stream in row(self._feed or self._stream):
+            for stream in row(self._stream):
                 rest.callback(stream.clear)
             if self._plan.cache is not None:
                 rest.callback(self._plan.cache.flush)

@@ -1,8 +1,7 @@
 """Checkpoint and resume: the position of an epoch, and how its streams save and restore it.
 
-The streams of an epoch, and the inputs between them, form a row: each has an ``upstream``, which it
-takes its items from. Saving and resuming call them one after another, from the consumer to the
-source:
+The streams of an epoch form a row: each has an ``upstream``, which it takes its items from. Saving
+and resuming call them one after another, from the consumer to the source:
 
 - ``resume_point``: each returns its node, which says how to make an output again, and the number of
   the oldest input that this needs. So a pool's snapshot reaches back to the oldest item in the pool
@@ -190,7 +189,7 @@ class PlanningLock(Protocol):
 
 
 class Resumable:
-    """A stream, or the inputs of one: an element of the row from the consumer back to the source.
+    """A stream, as an element of the row from the consumer back to the source.
 
     The methods here suit an element that keeps nothing and passes on each input once. They are
     called with the planning lock held, or before anything is planned.

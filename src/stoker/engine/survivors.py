@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
-from stoker.engine.items import Item, Stream, WouldBlock
+from stoker.engine.items import Item, PolledStream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.stream import SegmentStream
@@ -44,7 +44,7 @@ from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
 
 
-class DecidingStream(Stream):
+class DecidingStream(PolledStream):
     """A stream that decides which of its inputs come next.
 
     Args:
@@ -53,7 +53,7 @@ class DecidingStream(Stream):
 
     def __init__(self, upstream: SegmentStream) -> None:
         self.upstream: SegmentStream = upstream
-        self.is_fed = upstream.feed is not None
+        self.is_fed = upstream.upstream is not None
         self._worker_pool, self._planning = upstream.worker_pool, upstream.planning
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False

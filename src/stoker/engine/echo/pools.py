@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree, resources
 from stoker.basics.warn import warn
-from stoker.engine.echo.adaptive_inputs import AdaptiveInputs, OnDemandPolicy, Policy, Replay
-from stoker.engine.echo.pool_inputs import EchoInputs, PooledInputs
+from stoker.engine.echo.adaptive_inputs import AdaptiveEcho, OnDemandPolicy, Policy, Replay
+from stoker.engine.echo.pool_inputs import EchoStream, FixedEcho
 from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
-from stoker.engine.items import EpochCounters, Planning, Stream
+from stoker.engine.items import EpochCounters, Planning, PolledStream
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.survivors import SkipLog
@@ -39,7 +39,7 @@ _log = logging.getLogger("stoker")
 
 @dataclass(eq=False)
 class PoolMaker:
-    """Makes the inputs behind an epoch's echo, and their pool at the first use.
+    """Makes the stream of an epoch's echo, and its pool at the first use.
 
     Attributes:
         plan: the plan.
@@ -65,27 +65,29 @@ class PoolMaker:
     worker_pool: WorkerPool
     planning: Planning
 
-    def inputs(self, point: EchoPoint, stream: Stream, tally: EpochCounters) -> EchoInputs[Any]:
-        """Return the inputs of the segment behind an echo of ``stream``."""
+    def stream(
+        self, point: EchoPoint, upstream: PolledStream, tally: EpochCounters
+    ) -> EchoStream[Any]:
+        """Return the stream of an echo's uses."""
         if not point.echo.is_adaptive:
-            return PooledInputs(point, self._make, stream, tally)
-        policy = self._policy(point, stream)
+            return FixedEcho(point, self._make, upstream, tally)
+        policy = self._policy(point, upstream)
         carries = self.plan.carries_pool and self.ranks is None
         steps = self.steps if carries else None
-        return AdaptiveInputs(point, self._make, stream, tally, self.worker_pool, policy, steps)
+        return AdaptiveEcho(point, self._make, upstream, tally, self.worker_pool, policy, steps)
 
-    def _policy(self, point: EchoPoint, stream: Stream) -> Policy:
+    def _policy(self, point: EchoPoint, upstream: PolledStream) -> Policy:
         if self.record is not None:
             return Replay(self.record.of(0, self.epoch), self.planning)
         if self.ranks is None:
             return OnDemandPolicy()
-        return self._agree_policy(point, stream, self.ranks)
+        return self._agree_policy(point, upstream, self.ranks)
 
-    def _agree_policy(self, point: EchoPoint, stream: Stream, ranks: Ranks) -> AgreedPolicy:
+    def _agree_policy(self, point: EchoPoint, upstream: PolledStream, ranks: Ranks) -> AgreedPolicy:
         """Return the policy that ranks agree on. Raises ValueError if they cannot agree."""
         plan, echo = self.plan, point.echo
-        total = stream.total
-        if stream.leaves_out:
+        total = upstream.total
+        if upstream.leaves_out:
             total = self.skip_log.examples
         if plan.source.yields_batches:
             with contextlib.suppress(TypeError):
@@ -109,12 +111,12 @@ class PoolMaker:
             leaky=point.leaks,
         )
 
-    def _make(self, feed: EchoInputs[Any]) -> Any:
-        echo, known, group = feed.echo, self.pool_size, feed.point.group
+    def _make(self, stream: EchoStream[Any]) -> Any:
+        echo, known, group = stream.echo, self.pool_size, stream.point.group
         if self.record is not None and echo.is_adaptive:
             known.size = self.record.echoes[0].size
         if not known.size:
-            self._choose_size(feed, group)
+            self._choose_size(stream, group)
         if known.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
             what = "find nothing to use again" if echo.is_adaptive else what
@@ -125,20 +127,20 @@ class PoolMaker:
         counts = echo.counts
         if counts is None:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
-        assert isinstance(feed, PooledInputs)
+        assert isinstance(stream, FixedEcho)
         key = pool_key(self.seed, self.epoch, self.plan.selection.leg)
         # The pool takes a whole epoch of less than two groups at once.
-        return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
+        return Pool(counts, known.size, group, key, stream.count(2 * group if group > 1 else 0))
 
-    def _choose_size(self, feed: EchoInputs[Any], group: int) -> None:
+    def _choose_size(self, stream: EchoStream[Any], group: int) -> None:
         """Choose the pool's size; a size in bytes needs its first item."""
-        echo, known = feed.echo, self.pool_size
+        echo, known = stream.echo, self.pool_size
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
-        looks = self.plan.source.yields_batches or feed.point.on_device
+        looks = self.plan.source.yields_batches or stream.point.on_device
         if echo.pool is not None and not looks:
             known.size = echo.pool
             return
-        value = feed.first_value(self.worker_pool)
+        value = stream.first_value(self.worker_pool)
         if value is None:
             known.size = echo.pool or DEFAULT_POOL_BATCHES * group
             return
@@ -146,7 +148,7 @@ class PoolMaker:
             raise value.error
         each = max(1, pytree.nbytes(value))
         device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
-        usable = feed.upstream.usable_bytes
+        usable = stream.upstream.usable_bytes
         if device:
             usable = functools.partial(resources.usable_device_bytes, device)
         known.size, known.item_bytes = _size(echo, each, group, usable), each

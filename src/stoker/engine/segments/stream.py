@@ -22,11 +22,10 @@ from typing import Any
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.items import (
     DoneTask,
-    Inputs,
     Item,
-    ItemUses,
     Planning,
     PulledStream,
+    Stream,
     WouldBlock,
     with_value,
 )
@@ -43,7 +42,7 @@ class SegmentStream(PulledStream):
 
     Args:
         runner: does the work.
-        feed: the inputs; None for fresh examples, in ``order``.
+        upstream: the stream of inputs; None for fresh examples, in ``order``.
         order: the epoch's order; None without an indexed source.
         examples: the number of fresh examples in the epoch.
         amounts: how many outputs are made at once, and how many wait.
@@ -53,14 +52,14 @@ class SegmentStream(PulledStream):
     def __init__(
         self,
         runner: SegmentRunner,
-        feed: Inputs | None,
+        upstream: Stream | None,
         order: RankOrder | None,
         examples: int,
         amounts: Amounts,
         planning: Planning,
     ) -> None:
         self._runner = runner
-        self.feed = self.upstream = feed
+        self.upstream: Stream | None = upstream
         self._order = order
         self._examples = examples
         self._amounts = amounts
@@ -70,7 +69,7 @@ class SegmentStream(PulledStream):
         batch = segment.batch
         self._cuts = runner.cuts
         self._batches = batch is not None or segment.batches_in
-        self.inputs = inputs = examples if feed is None else feed.total
+        self.inputs = inputs = examples if upstream is None else upstream.total
         if isinstance(self._cuts, PlannedCuts):
             self.total: int | None = self._cuts.batches
         else:
@@ -85,8 +84,8 @@ class SegmentStream(PulledStream):
     @property
     def fresh(self) -> int:
         """Fresh examples behind the outputs that were submitted."""
-        if self.feed is not None:
-            return self.feed.fresh
+        if self.upstream is not None:
+            return self.upstream.fresh
         return min(self._examples, self._cuts.start(self._next))
 
     def pull(self, *, may_block: bool = True) -> Item | None:
@@ -233,9 +232,13 @@ class SegmentStream(PulledStream):
             item = self.earlier[-back].recompute(there)
             item.ordinal = number
             return item
+        upstream = self.upstream
+        if upstream is None:
+            return self._submit(number, 1, None)[0]
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
-        uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
-        return self._submit(number, 1, uses)[0]
+        if upstream.end is not None:
+            stop = min(stop, upstream.end)
+        return self._submit(number, 1, [*map(upstream.recompute, range(start, stop))])[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
         """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
@@ -277,24 +280,16 @@ class SegmentStream(PulledStream):
     def _copy_next(self) -> Item | None:
         """Hand on the next use at once: a copy, or the stored item itself if it is its last use."""
         assert self.planning.is_held()
-        assert self.feed is not None
-        uses = self.feed.take(1)
-        if not uses.items or self._next == self.total:
+        assert self.upstream is not None
+        item = next(self.upstream.pull_many(1), None)
+        if item is None or self._next == self.total:
             return None
-        (item,) = uses.items
         self.worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         value = self._runner.stored_value(item)
         self._runner.cost.note(1, time.perf_counter_ns() - began)
-        return self._use_of(uses, DoneTask([value]), self.feed.fresh)
-
-    def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
-        (item,), _, (use,), (age,) = uses
-        assert self.feed is not None
-        if self.feed.in_order:  # examples read ahead for later items do not count
-            return with_value(item, task)
-        return Item(task, 0, item.ordinal, use, fresh, item.rows, age=age)
+        return with_value(item, DoneTask([value]))
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self.planning.is_held()
@@ -308,19 +303,17 @@ class SegmentStream(PulledStream):
             return self._make(number, count)
         began = time.perf_counter_ns() if self._amounts.joins else 0
         self._amounts.last_ns = 0
-        uses: ItemUses | None = None
-        if self.feed is not None:
-            if not self._batches:
-                count = self.feed.together(count)
-            uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
-            batch = self.segment.batch
-            if not uses.items or (batch and batch.drop_last and len(uses.items) < batch.n):
+        items: list[Item] | None = None
+        if self.upstream is not None:
+            wanted = self._cuts.start(number + count) - self._cuts.start(number)
+            items, batch = [*self.upstream.pull_many(wanted)], self.segment.batch
+            if not items or (batch and batch.drop_last and len(items) < batch.n):
                 self._has_ended = True
-                if not any(map(_has_stream_ended, uses.items)):
-                    self.dropped_inputs = len(uses.items)
+                if not any(map(_has_stream_ended, items)):
+                    self.dropped_inputs = len(items)
                     return False
         self._next += count
-        self._window.extend(self._submit(number, count, uses))
+        self._window.extend(self._submit(number, count, items))
         if self._amounts.joins:  # reading sequences may take long, which ``_cost`` does not tell
             self._amounts.last_ns = time.perf_counter_ns() - began
         return True
@@ -352,9 +345,9 @@ class SegmentStream(PulledStream):
     def _join(self, number: int, count: int) -> int:
         """Join packed sequences to batches here and now; return how many there were."""
         batch = self.segment.batch
-        assert self.feed is not None
+        assert self.upstream is not None
         assert batch is not None
-        items, size = [*self.feed.upstream.pull_many(count * batch.n)], batch.n
+        items, size = [*self.upstream.pull_many(count * batch.n)], batch.n
         rest = len(items) % size
         if len(items) < count * size:
             self._has_ended = True
@@ -376,43 +369,34 @@ class SegmentStream(PulledStream):
             for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
         ]
 
-    def _submit(self, number: int, count: int, uses: ItemUses | None) -> list[Item]:
-        """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
+    def _submit(self, number: int, count: int, items: list[Item] | None) -> list[Item]:
+        """Submit ``count`` outputs from ``number`` on; several batches only if gathered.
+
+        They are made of these items, or of fresh examples if that is None.
+        """
         start = self._cuts.start(number)
         stop = min(self._cuts.start(number + count), self._examples)
-        ordinals = range(start, stop) if uses is None else uses.ordinals
+        ordinals = range(start, stop) if items is None else [item.ordinal for item in items]
         needs, task = set[Task](), Task(self._runner, number, len(ordinals))
         task.places = self._runner.work.inputs.places(ordinals)
-        if uses is None:
+        if items is None:
             assert self._order is not None
             task.indices = self._order.span(start, stop)
-            task.fresh = stop
             self._runner.work.fetcher.expect(task.indices)
         else:
-            task.items, task.uses, task.fresh = uses.items, uses.uses, self.fresh
-            needs = {item.task for item in uses.items if not item.task.done}
+            task.items = items
+            task.uses = [item.use for item in items]
+            needs = {item.task for item in items if not item.task.done}
         self._runner.allocate(task)
         self.worker_pool.submit(task, needs)
-        return self._outputs(task, number, uses)
-
-    def _outputs(self, task: Task, number: int, uses: ItemUses | None) -> list[Item]:
-        if uses is None:
+        if items is None:
             return self._fresh_outputs(task, number, task.rows)
-        if self.segment.batch is not None:
-            rows = len(uses.items)
-            batch = Item(task, 0, number, 0, task.fresh, rows, rows - len({*uses.ordinals}))
-            batch.examples = uses.uses, uses.ages
-            return [batch]
-        if self._batches:
-            return [self._use_of(uses, task, task.fresh)]
-        assert self.feed is not None
-        return [
-            Item(
-                task, row, item.ordinal, key,
-                item.fresh if self.feed.in_order else task.fresh, 1, age=age,
-            )
-            for row, (item, _, key, age) in enumerate(zip(*uses, strict=True))
-        ]  # fmt: skip
+        if self.segment.batch is None:
+            return [with_value(item, task, row) for row, item in enumerate(items)]
+        rows, repeats = len(items), len(items) - len({*ordinals})
+        batch = Item(task, 0, number, 0, items[-1].fresh, rows, repeats)
+        batch.examples = [item.use for item in items], [item.age for item in items]
+        return [batch]
 
 
 def _has_stream_ended(item: Item) -> bool:

@@ -47,7 +47,6 @@ class Task:
     items: list[Any] | None = None
     places: Any = None
     uses: list[int] | None = None
-    fresh: int = 0
     failed: tuple[int, Any] | None = None
     kept: list[Any] = field(default_factory=list)
 

@@ -199,8 +199,8 @@ class EpochStreams:
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case OwnPoint():
                     context = StreamContext(
-                        part.at, self._epoch, self._order, plan.selection.leg, self.tally,
-                        setup.record, self.worker_pool, self.mask,
+                        plan.address(part.at, self._seed, self._epoch), plan.selection.leg,
+                        self.tally, setup.record, self.worker_pool, self.mask,
                     )  # fmt: skip
                     self._stream = own = part.stage.stream(self.last, context)
                     self.own.append(own)

@@ -44,7 +44,8 @@ class Item(msgspec.Struct, eq=False):
 
     Attributes:
         task, row: the task that computes the value, and the value's row there.
-        ordinal, use: its address (see ``rng``): its number, and which use of it this is, from 0.
+        place, use: its address (see ``rng``): where it stands in the epoch over all ranks (below 0
+            if a pool has it from an earlier epoch), and which use of it this is, from 0.
         fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: the examples that are in it more than once.
@@ -55,7 +56,7 @@ class Item(msgspec.Struct, eq=False):
 
     task: Any
     row: int
-    ordinal: int
+    place: int
     use: int
     fresh: int
     rows: int
@@ -381,11 +382,11 @@ class DoneTask:
 def with_value(item: Item, task: Any, row: int = 0) -> Item:
     """Return an item with another value at the same address."""
     return Item(
-        task, row, item.ordinal, item.use, item.fresh, item.rows,
+        task, row, item.place, item.use, item.fresh, item.rows,
         item.repeats, item.age, item.examples,
     )  # fmt: skip
 
 
-def done_item(value: Any, ordinal: int, fresh: int, rows: int) -> Item:
+def done_item(value: Any, place: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is computed already, in its first use."""
-    return Item(DoneTask([value]), 0, ordinal, 0, fresh, rows)
+    return Item(DoneTask([value]), 0, place, 0, fresh, rows)

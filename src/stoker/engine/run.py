@@ -236,7 +236,7 @@ class Run:
                 )
             raise value.error
         if streams.mask is not None:
-            value = streams.mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
+            value = streams.mask.added(value, self.yielded, item.fresh - item.rows, item.fresh)
         self._left_ns = time.perf_counter_ns()
         self._wait_ns += self._left_ns - began
         if not self.yielded:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from stoker.engine.checkpoint import Bounds, Node
 from stoker.engine.items import EpochCounters, Stream
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.workers.threads import WorkerPool
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
 from stoker.stages.padding_mask import PaddingMask
@@ -25,9 +25,7 @@ class StreamContext:
     """What a stream may know of the epoch that it is made for.
 
     Attributes:
-        at: the position of its stage among the parts of the plan.
-        epoch: the epoch's number.
-        order: the order of an indexed source on this rank, else None.
+        address: the stage's own, with the epoch, the rank and the number of ranks.
         leg: the leg of the epoch, if other ranks took it over; else None.
         tally: counts time.
         record: the decisions of an earlier run that are repeated, or None.
@@ -35,9 +33,7 @@ class StreamContext:
         mask: marks padding in outputs, or None. A stream to a device marks its own.
     """
 
-    at: int
-    epoch: int
-    order: RankOrder | None
+    address: WorkAddress
     leg: Leg | None
     tally: EpochCounters
     record: RunRecord | None

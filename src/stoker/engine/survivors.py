@@ -9,7 +9,7 @@ known only once its value is computed.
 A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
 plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
 drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
-it count survivors. Random maps go on with the ordinals of the source.
+it count survivors. Random maps go on with the places of the source.
 
 A ``FilterRecord`` holds the numbers that were dropped, from the oldest that a resume needs on. It
 is saved, also for what was decided ahead of the position. So a resumed run drops the same examples,

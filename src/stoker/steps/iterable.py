@@ -202,6 +202,9 @@ class IterableHead(HeadStream):
         self._read = start
         self._outputs = start
         self._failure: Item | None = None
+        share, leg = selection.share, selection.leg
+        self._rank, self._world = (0, 1) if share is None else (share.rank, share.world)
+        self._before = 0 if leg is None else leg.before.fresh_examples  # of all ranks
         if self._left is not None:
             self._left -= start
 
@@ -291,12 +294,15 @@ class IterableHead(HeadStream):
             number = self._selection.read_of_stream(self._read)
             number -= self._selection.first.start if number else 0  # as other stages count them
             failure = Failure(StageError(self._name, error, number=number), ENDED)
-            self._failure = done_item(failure, self._read, 0, 1)
+            self._failure = done_item(failure, self._place(self._read), 0, 1)
             return None
         spent = time.perf_counter_ns() - began
         self._tally.add(HEAD, [spent, 1, 0, 0, 0, 0, pytree.data_bytes(example)])
         self._read += 1
-        return done_item(example, self._read - 1, 0, 1)
+        return done_item(example, self._place(self._read - 1), 0, 1)
+
+    def _place(self, number: int) -> int:
+        return self._before + number * self._world + self._rank
 
 
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:

@@ -238,7 +238,7 @@ class LoaderHead(HeadStream):
         return super().poll(count)[0], self._iterator is None
 
     def loaded_with(self, item: Item, loaded: int) -> int:
-        return max(loaded, item.ordinal + 1)
+        return max(loaded, item.place + 1)
 
     def has_ended(self) -> bool:
         """True if the loader is exhausted. A batch or error that this reads comes next."""

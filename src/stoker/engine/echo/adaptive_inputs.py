@@ -38,6 +38,7 @@ from stoker.engine.items import (
     done_item,
 )
 from stoker.engine.plan.points import EchoPoint
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.echo_record import Decisions
 from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
@@ -151,11 +152,13 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
 
     def handed_on(self, total: int) -> dict[int, Item]:
         """Return the pool's items by their numbers in the next epoch; this one has ``total``."""
-        items = {}
+        items, upstream = {}, self.upstream
+        assert isinstance(upstream, SegmentStream)
         for number, item in self._items.items():
             if item.task.done and item.task.values[item.row] is not None:
                 value, there = item.task.values[item.row], number - total
-                items[there] = carried = done_item(value, there, 0, item.rows)
+                place = upstream.place_before(there)
+                items[there] = carried = done_item(value, place, 0, item.rows)
                 carried.lent = Lent()
         return items
 

@@ -221,7 +221,7 @@ class EchoStream(Stream, Generic[AnyPool]):
         step, row = divmod(number, self.pool.group)
         drawn, use, age = self._draws_again[step][row]
         item = self.upstream.recompute(drawn)
-        return Item(item.task, item.row, item.ordinal, use, self.fresh, item.rows, age=age)
+        return Item(item.task, item.row, item.place, use, self.fresh, item.rows, age=age)
 
     @property
     def end(self) -> int | None:
@@ -267,7 +267,7 @@ class EchoStream(Stream, Generic[AnyPool]):
         for number in last:
             items.pop(number).lent.settled = True
         self._drawn += [
-            Item(i.task, i.row, i.ordinal, use, fresh, i.rows, 0, age, None, i.lent)
+            Item(i.task, i.row, i.place, use, fresh, i.rows, 0, age, None, i.lent)
             for i, use, age in zip(used, uses, ages, strict=True)
         ]
 

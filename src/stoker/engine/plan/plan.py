@@ -126,20 +126,13 @@ class Plan:
         return order
 
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
-        """Return the address of the segment at a place among the parts, in an epoch."""
+        """Return the address of a part, by its position among the parts, in an epoch."""
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         paces: tuple[Pace, ...] = ()
         if self.indexed is not None and any(stage.clock for stage in self.maps):
             paces = self.indexed.paces(self.selection, epoch)
-        batches = inputs = 0
-        if leg is not None:
-            part = self.parts[at]
-            is_renumbered = isinstance(part, Segment) and part.renumbered
-            batches, inputs = leg.batches, leg.sequences if is_renumbered else 0
-            if self.indexed is None:
-                inputs = leg.before.fresh_examples
-        return WorkAddress(at, seed, epoch, rank, world, batches, inputs, paces)
+        return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches, paces)
 
     @property
     def calls_user(self) -> bool:

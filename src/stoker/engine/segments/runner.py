@@ -443,5 +443,4 @@ class SegmentRunner:
             return self.recycler.copy(value)
         except Exception as error:
             pass_on(error)
-            inputs = self.work.inputs
-            return inputs.copy_failure(error, *inputs.places([item.ordinal]))
+            return self.work.inputs.copy_failure(error, item.place)

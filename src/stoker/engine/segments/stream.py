@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -68,6 +68,8 @@ class SegmentStream(PulledStream):
         self.segment = segment = runner.segment
         batch = segment.batch
         self._cuts = runner.cuts
+        self._address = runner.work.address
+        self._first_batch, self._world = self._address.batch_place(0), self._address.world
         self._batches = batch is not None or segment.batches_in
         self.inputs = inputs = examples if upstream is None else upstream.total
         if isinstance(self._cuts, PlannedCuts):
@@ -152,20 +154,21 @@ class SegmentStream(PulledStream):
             count -= count_now
         self.planning.without_waiting(self._fill, self.ahead())
 
-    def make_values(self, at_most: int) -> tuple[list[Any], range]:
-        """Return the next outputs, single examples that are made here and now, and their numbers.
+    def make_values(self, at_most: int) -> tuple[list[Any], Sequence[int], range]:
+        """Return the next outputs, single examples that are made here and now.
 
-        An item for each would cost as much as reading it. None are returned where outputs are made
-        otherwise, and at the end.
+        Return their places, too, and the fresh examples up to each. An item for each would cost as
+        much as reading it. None are returned where outputs are made otherwise, and at the end.
         """
         number = self._next
         count = 0 if self._window or number == self.total else self._amounts.here(at_most)
         if not count:
-            return [], range(0)
+            return [], [], range(0)
         if self.total is not None:
             count = min(count, self.total - number)
         self._next += count
-        return self._make_fresh(number, count)
+        values, rows, places = self._make_fresh(number, count)
+        return values, places, range(rows.start + 1, rows.stop + 1)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` outputs are ready, and whether they are the last.
@@ -230,7 +233,7 @@ class SegmentStream(PulledStream):
             assert self.total is not None
             back, there = divmod(number, self.total)
             item = self.earlier[-back].recompute(there)
-            item.ordinal = number
+            item.place = self._address.batch_place(number)
             return item
         upstream = self.upstream
         if upstream is None:
@@ -252,9 +255,13 @@ class SegmentStream(PulledStream):
         assert find is not None
         return find(ordinal)
 
-    def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
-        """Return an error in using an output as that output's failure."""
-        return self._runner.work.inputs.failure_behind(stage, error, ordinal)
+    def place_before(self, number: int) -> int:
+        """Return the place of an output of an earlier epoch by its number, which is below 0."""
+        return self._address.batch_place(number)
+
+    def failure(self, stage: str, error: Exception, place: int) -> Failure:
+        """Return an error in using the output at a place as that output's failure."""
+        return self._runner.work.inputs.failure(stage, error, place)
 
     def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
@@ -324,23 +331,33 @@ class SegmentStream(PulledStream):
         if self._amounts.joins:
             made = self._join(number, count)
         else:
-            values, rows = self._make_fresh(number, count)
+            values, rows, places = self._make_fresh(number, count)
             task: Any = DoneTask(values)
             if count == 1:  # the usual case without workers; a loop would cost as much as the batch
-                window.append(Item(task, 0, number, 0, rows.stop, len(rows)))
+                window.append(Item(task, 0, places[0], 0, rows.stop, len(rows)))
             else:
-                window.extend(self._fresh_outputs(task, number, len(rows)))
+                window.extend(self._fresh_outputs(task, number, len(rows), places))
         self._next += made
         self._amounts.last_ns = (time.perf_counter_ns() - began) // count
         return made > 0
 
-    def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range]:
-        """Return outputs made here and now, and the numbers of the fresh examples in them."""
+    def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range, Sequence[int]]:
+        """Return outputs made here and now, the fresh examples in them, and their places."""
         assert self._order is not None
         cuts, runner = self._cuts, self._runner
         start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-        places = functools.partial(runner.work.inputs.places, range(start, stop))
-        return runner.make_now(number, self._order.span(start, stop), places), range(start, stop)
+        rows, find = range(start, stop), runner.work.inputs.places
+        indices = self._order.span(start, stop)
+        if self.segment.batch is None:
+            places = find(rows)
+            return runner.make_now(number, indices, lambda: places), rows, places
+        values = runner.make_now(number, indices, functools.partial(find, rows))
+        return values, rows, self._batch_places(number, count)
+
+    def _batch_places(self, number: int, count: int) -> range:
+        """Return the places of batches from ``number`` on."""
+        first = self._first_batch + number * self._world
+        return range(first, first + count * self._world, self._world)
 
     def _join(self, number: int, count: int) -> int:
         """Join packed sequences to batches here and now; return how many there were."""
@@ -358,14 +375,17 @@ class SegmentStream(PulledStream):
         task: Any = DoneTask(made)
         for i in range(len(made)):
             group = items[i * size : (i + 1) * size]
-            self._window.append(Item(task, i, number + i, 0, group[-1].fresh, len(group)))
+            place = self._address.batch_place(number + i)
+            self._window.append(Item(task, i, place, 0, group[-1].fresh, len(group)))
         return len(made)
 
-    def _fresh_outputs(self, task: Any, number: int, rows: int) -> list[Item]:
-        """Return the outputs of a task of so many fresh examples, from ``number`` on."""
+    def _fresh_outputs(
+        self, task: Task, number: int, rows: int, places: Sequence[int]
+    ) -> list[Item]:
+        """Return the outputs at these places, of so many fresh examples, from ``number`` on."""
         first = self._cuts.start(number)
         return [
-            Item(task, i, number + i, 0, first + stop, stop - start)
+            Item(task, i, places[i], 0, first + stop, stop - start)
             for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
         ]
 
@@ -374,28 +394,33 @@ class SegmentStream(PulledStream):
 
         They are made of these items, or of fresh examples if that is None.
         """
-        start = self._cuts.start(number)
-        stop = min(self._cuts.start(number + count), self._examples)
-        ordinals = range(start, stop) if items is None else [item.ordinal for item in items]
-        needs, task = set[Task](), Task(self._runner, number, len(ordinals))
-        task.places = self._runner.work.inputs.places(ordinals)
+        needs = set[Task]()
         if items is None:
             assert self._order is not None
+            start = self._cuts.start(number)
+            stop = min(self._cuts.start(number + count), self._examples)
+            task = Task(self._runner, number, stop - start)
+            task.places = self._runner.work.inputs.places(range(start, stop))
             task.indices = self._order.span(start, stop)
             self._runner.work.fetcher.expect(task.indices)
         else:
+            task = Task(self._runner, number, len(items))
+            task.places = [item.place for item in items]
             task.items = items
-            task.uses = [item.use for item in items]
+            task.uses = uses = [item.use for item in items]
             needs = {item.task for item in items if not item.task.done}
         self._runner.allocate(task)
         self.worker_pool.submit(task, needs)
         if items is None:
-            return self._fresh_outputs(task, number, task.rows)
+            is_batch = self.segment.batch is not None
+            places = self._batch_places(number, count) if is_batch else task.places
+            return self._fresh_outputs(task, number, task.rows, places)
         if self.segment.batch is None:
             return [with_value(item, task, row) for row, item in enumerate(items)]
-        rows, repeats = len(items), len(items) - len({*ordinals})
-        batch = Item(task, 0, number, 0, items[-1].fresh, rows, repeats)
-        batch.examples = [item.use for item in items], [item.age for item in items]
+        rows, repeats = len(items), len(items) - len({*task.places})
+        place = self._address.batch_place(number)
+        batch = Item(task, 0, place, 0, items[-1].fresh, rows, repeats)
+        batch.examples = uses, [item.age for item in items]
         return [batch]
 
 

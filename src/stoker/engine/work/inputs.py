@@ -1,26 +1,22 @@
-"""The numbers of a segment's inputs on this rank: their places in the epoch, and in errors."""
+"""The places of a segment's inputs in the epoch, and their names in errors."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.failure import SENDING, Failure
 from stoker.errors import StageError, UnlikeError
-from stoker.schedule.dealing import RankOrder, Stride
-from stoker.schedule.orders.order import as_array
+from stoker.schedule.dealing import RankOrder
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import RowError
 
 
 class InputAddresses:
-    """Maps inputs to places (``schedule.orders.order``), and names them in failures.
-
-    Each rank has other places. Without an order (streams and batches), ranks take turns.
+    """Tells the places of fresh examples (``schedule.orders.order``), and names inputs in failures.
 
     Args:
         address: the segment's address, with rank and world.
@@ -48,8 +44,6 @@ class InputAddresses:
         self._source = source
         self._order = order
         self._are_batches = are_batches
-        first = address.rank + (address.batches if are_batches else address.inputs)
-        self._stride = Stride(first, address.world) if order is None else order.stride
 
     def without_order(self) -> InputAddresses:
         """Return the same without the order, which may be large, or be the user's."""
@@ -57,33 +51,11 @@ class InputAddresses:
         twin._order = twin.index_before = None
         return twin
 
-    def places(self, ordinals: range | list[int]) -> Sequence[int]:
-        """Return the places of inputs by their ordinals in this process.
-
-        Inputs of an earlier epoch have ordinals, and places, below 0.
-        """
-        stride = self._stride
-        if stride is not None:
-            first, step = stride.first, stride.step
-            if step == 1 and not first:
-                return ordinals
-            if isinstance(ordinals, range):
-                return range(first + ordinals.start * step, first + ordinals.stop * step, step)
-            if step == self._address.world:
-                return [first + step * each for each in ordinals]
+    def places(self, rows: range) -> Sequence[int]:
+        """Return the places of fresh examples by their numbers on this rank."""
         assert self._order is not None
-        rows = ordinals if isinstance(ordinals, range) else np.array(ordinals, np.int64)
-        if isinstance(rows, range) or not len(rows) or rows.min() >= 0:
-            found = self._order.places(rows)
-        else:
-            there = as_array(self._order.places(np.maximum(rows, 0)))
-            found = np.where(rows < 0, self.batch_place(rows), there)
-        places: list[int] = as_array(found).tolist()
-        return places
-
-    def batch_place(self, number: Any) -> Any:
-        """Return the place of a batch, or of several, by its number on this rank."""
-        return self._address.batches + number * self._address.world + self._address.rank
+        found = self._order.places(rows)
+        return found if isinstance(found, range) else found.tolist()
 
     def index_at(self, place: int) -> int:
         """Return the index of the example at a place."""
@@ -94,15 +66,14 @@ class InputAddresses:
         self, stage: str, error: BaseException, place: int, batch: int | None = None
     ) -> StageError:
         """Return an error of a stage that names the input at a place."""
-        address = self._address
         if self._are_batches:
-            return StageError(stage, error, batch=(place - address.batches) // address.world)
+            return StageError(stage, error, batch=self._address.batch_number(place))
         if self._order is None:
             return StageError(stage, error, number=place, batch=batch)
         if place >= 0:
             index = self.index_at(place)
         elif self.index_before is not None:
-            index = self.index_before(place // address.world)
+            index = self.index_before(self._address.batch_number(place))
         else:
             return StageError(stage, error, batch=batch)
         assert self._source is not None
@@ -111,11 +82,6 @@ class InputAddresses:
     def failure(self, stage: str, error: BaseException, place: int, account: int = 0) -> Failure:
         """Return an error of a stage as the failure of the input at a place."""
         return Failure(self.error(stage, error, place), self._address.at, account)
-
-    def failure_behind(self, stage: str, error: Exception, ordinal: int) -> Failure:
-        """Return an error in using a value after this segment as that value's failure."""
-        (place,) = self.places([ordinal])
-        return self.failure(stage, error, place)
 
     def copy_failure(self, error: Exception, place: int) -> Failure:
         """Return an error in copying a stored item for one of its uses as that use's failure."""

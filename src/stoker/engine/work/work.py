@@ -362,11 +362,11 @@ class Work:
                 spot.enter(at)
             try:
                 if (seed := self._place(at - shift)) is not None:
-                    seed(self.inputs.batch_place(number), 0)
+                    seed(self.address.batch_place(number), 0)
                 if key is None:
                     batch = fn(batch)
                 else:
-                    place = self.inputs.batch_place(number)
+                    place = self.address.batch_place(number)
                     batch = fn(batch, self._random.at(key, place))
                 if batch is None:
                     raise returned_nothing("batch")
@@ -383,7 +383,7 @@ class Work:
         """Seed generators for the user's ``collate`` of batch ``number``."""
         place = self._place(self._first + len(self._operations))
         if place is not None:
-            place(self.inputs.batch_place(number), 0)
+            place(self.address.batch_place(number), 0)
 
     @property
     def collate(self) -> Collate | None:

@@ -26,9 +26,9 @@ from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.source import Source
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
-from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
 from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.steps.echo import Factor
 from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
 

@@ -15,7 +15,7 @@ import stoker
 from stoker.chain.chain import Chain
 from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import EchoPoint, FilterPoint, OwnPoint
+from stoker.engine.plan.points import FilterPoint, OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.pipeline import Pipeline
 from stoker.schedule.selection import Selection
@@ -93,8 +93,12 @@ def built(source: str, steps: list[str]) -> Chain:
 
 def letters(plan: Plan) -> str:
     """Return the kinds of the parts: segments, filter points, echo points, device points."""
-    kinds = {Segment: "s", FilterPoint: "f", EchoPoint: "e", OwnPoint: "d"}
-    return "".join(kinds[type(part)] for part in plan.parts)
+    kinds = {Segment: "s", FilterPoint: "f", OwnPoint: "d"}
+    return "".join("e" if is_echo(part) else kinds[type(part)] for part in plan.parts)
+
+
+def is_echo(part: Any) -> bool:
+    return isinstance(part, OwnPoint) and part.stage.traits.repeats
 
 
 def expected_letters(chain: Chain) -> str:
@@ -147,7 +151,7 @@ def test_parts_come_in_the_order_of_the_chain(chain: Chain) -> None:
     assert letters(plan) == expected_letters(chain)
     assert [part.at for part in plan.parts] == list(range(len(plan.parts)))
     assert list(plan.segments) == [part for part in plan.parts if isinstance(part, Segment)]
-    pools = [each for each in plan.parts if isinstance(each, EchoPoint)]
+    pools = [each for each in plan.parts if is_echo(each)]
     assert pools == ([] if plan.pool is None else [plan.pool])
     assert plan.kinds.count("filter") == letters(plan).count("f")
 
@@ -171,10 +175,12 @@ def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> Non
     for segment in chain.plan.segments:
         behind = [part for part in parts[segment.at + 1 :] if not isinstance(part, FilterPoint)]
         follower = behind[0] if behind else None
-        assert segment.into_pool == isinstance(follower, EchoPoint)
-        if isinstance(follower, OwnPoint):  # a pool on the device follows the host's work
+        assert segment.into_pool == is_echo(follower)
+        if isinstance(follower, OwnPoint) and not is_echo(
+            follower
+        ):  # a pool on the device follows the host's work
             follower = behind[1] if len(behind) > 1 else None
-        followed = isinstance(follower, EchoPoint) and follower.echo.is_adaptive
+        followed = is_echo(follower) and follower.stage.is_adaptive
         assert segment.is_followed == followed
     assert chain.plan.is_adaptive == (chain.echo is not None and chain.echo.is_adaptive)
 
@@ -186,9 +192,9 @@ def test_a_pool_knows_what_it_holds(chain: Chain) -> None:
     size = next((s.n for s in chain.stages if isinstance(s, Batch)), 1)
     assert plan.group == chain.batch_size == size
     point = plan.pool
-    assert chain.echo == (None if point is None else point.echo)
+    assert chain.echo == (None if point is None else point.stage)
     if point is not None:
-        before = chain.stages[: chain.stages.index(point.echo)]
+        before = chain.stages[: chain.stages.index(point.stage)]
         batched = chain.source.yields_batches or any(s.traits.batches for s in before)
         assert point.holds_batches == batched
         assert point.group == (1 if batched else size)

@@ -25,13 +25,13 @@ from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
-from stoker.stages.echo import Echo
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Clock
+from stoker.steps.echo import Echo
 
 
 class Applied(NamedTuple):
@@ -272,7 +272,7 @@ class Chain:
         chain = replace(self, stages=tuple(stages))
         pool = self.plan.pool
         if pool is not None and not pool.holds_batches:
-            pool.echo.check_holds(chain.batch_size)
+            pool.stage.check_holds(chain.batch_size)
         return chain
 
     @property

@@ -10,19 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
 from stoker.basics.generators import SeededGenerator
-from stoker.engine.checkpoint import Position, row
+from stoker.engine.checkpoint import row
 from stoker.engine.echo.pool_inputs import EchoStream, PoolStart
-from stoker.engine.echo.pools import PoolMaker
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.echo.rank_sync import Ranks
 from stoker.engine.head_source import Opening
 from stoker.engine.items import (
     EpochCounters,
@@ -32,9 +28,7 @@ from stoker.engine.items import (
     PulledStream,
     Stream,
 )
-from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    EchoPoint,
     FilterPoint,
     OwnPoint,
 )
@@ -42,59 +36,21 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext
+from stoker.engine.stream_stage import EpochSetup, StreamContext
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
-from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
+from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
-from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
-from stoker.stages.stage import PoolSize
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
     from stoker.stages.cache import Lookups
-
-
-@dataclass(frozen=True)
-class EpochSetup:
-    """The settings of an epoch.
-
-    Attributes:
-        plan: the plan.
-        seed, epoch: they decide the order and every random draw.
-        autotuner: the measured speeds of the pipeline.
-        workers: the number and kind of workers.
-        pool_size: the size of the echo's pool; filled in when it becomes known.
-        position: where to begin.
-        steps: the most outputs, or None.
-        ranks: the ranks that adaptive echoes agree with, or None.
-        recycler: the owner of the batches' memory.
-        length: the number of outputs in the epoch, or None if unknown.
-        carried: the items of the epoch before that its pool hands on, by their numbers.
-        kept_workers: the workers that the pipeline keeps from epoch to epoch.
-        record: the decisions of an earlier run that are repeated, or None.
-    """
-
-    plan: Plan
-    seed: int
-    epoch: int
-    autotuner: Autotuner
-    workers: Workers
-    pool_size: PoolSize
-    position: Position
-    steps: int | None = None
-    ranks: Ranks | None = None
-    recycler: Recycler = field(default_factory=Recycler)
-    length: int | None = None
-    carried: dict[int, Item] = field(default_factory=dict)
-    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
-    record: RunRecord | None = None
 
 
 class EpochStreams:
@@ -197,22 +153,16 @@ class EpochStreams:
                     self._add_segment(part)
                 case FilterPoint():
                     self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
-                case OwnPoint():
+                case OwnPoint(stage):
                     context = StreamContext(
-                        plan.address(part.at, self._seed, self._epoch), plan.selection.leg,
-                        self.tally, setup.record, self.worker_pool, self.mask,
-                    )  # fmt: skip
-                    self._stream = own = part.stage.stream(self.last, context)
+                        part, setup, self.tally, self.skip_log, *self._where(part), self.mask
+                    )
+                    self._stream = own = stage.stream(self._stream, context)
                     self.own.append(own)
-                    if part.stage.traits.moves:  # the mask, too
+                    if stage.traits.repeats:
+                        self.echo = own
+                    if stage.traits.moves:  # the mask, too
                         self.last, self.mask, self._depth = own, None, 0
-                case EchoPoint():
-                    assert self._stream is not None
-                    maker = PoolMaker(
-                        plan, self._seed, self._epoch, setup.pool_size, setup.autotuner,
-                        setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
-                    )  # fmt: skip
-                    self._stream = self.echo = maker.stream(part, self._stream, self.tally)
                 case _:
                     assert_never(part)
 
@@ -315,7 +265,7 @@ class EpochStreams:
         self.last_pool = pool
         self._depth += 1
 
-    def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
+    def _where(self, part: Segment | OwnPoint) -> tuple[WorkerPool, Planning]:
         if part.on_device:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning

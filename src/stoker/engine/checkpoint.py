@@ -106,7 +106,7 @@ class Bounds:
         least_uses, most_uses: the limits of examples in the outputs that were handed out.
         yielded: the number of those outputs.
         group: the examples in a batch.
-        pool_size: the size of the echo's pool.
+        pool_size: the size of the echo's pool; ``pool_group``: the items in a step of it.
         epoch: the epoch's number; ``carries_pool``: whether a pool goes on from the epoch before.
         cuts: the epoch's batches, if they were planned; else None.
     """
@@ -115,6 +115,7 @@ class Bounds:
     yielded: int
     group: int
     pool_size: PoolSize
+    pool_group: int
     epoch: int
     carries_pool: bool
     cuts: PlannedCuts | None = None

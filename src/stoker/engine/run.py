@@ -17,13 +17,14 @@ from stoker.basics import pytree
 from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
 from stoker.engine import checkpoint
-from stoker.engine.build import EpochSetup, EpochStreams
+from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.adaptive_inputs import AdaptiveEcho
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
+from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError

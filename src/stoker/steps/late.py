@@ -105,7 +105,7 @@ class LateBatch(Batch, StreamStage):
         to.batch(self)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
-        return LateStream(self, upstream, context.address.epoch, context.record)
+        return LateStream(self, upstream, context.setup.epoch, context.setup.record)
 
     def read_node(self, saved: Any, bounds: Bounds) -> LateStart:
         start = msgspec.convert(saved, LateStart, str_keys=True)

@@ -299,7 +299,7 @@ class ScannedStream(OrderedStream):
 
     def __init__(self, scan: Scan, upstream: SegmentStream, context: StreamContext) -> None:
         super().__init__(upstream)
-        self._scan, self._part, self._tally = scan, context.address.at, context.tally
+        self._scan, self._part, self._tally = scan, context.point.at, context.tally
         self._tally.open(self._part, [scan.name])
         self._first = self._least = 0  # outputs before a resume: at most, and at least
         self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume

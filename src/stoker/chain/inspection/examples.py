@@ -15,7 +15,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import EchoPoint, OwnPoint
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
@@ -79,12 +79,10 @@ def _made(
                     raise values[0].error
                 if part.batch is not None:
                     break
-            case EchoPoint():
-                if part.holds_batches:
+            case OwnPoint():
+                if part.holds_batches or not part.stage.traits.repeats:
                     break
                 at_use = use - 1
-            case OwnPoint():
-                break
             case _:  # a filter point: the segment before it has applied the filter
                 pass
     return values[0]

@@ -37,7 +37,7 @@ from stoker.engine.items import (
     WouldBlock,
     done_item,
 )
-from stoker.engine.plan.points import EchoPoint
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.echo_record import Decisions
@@ -83,7 +83,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
 
     def __init__(
         self,
-        point: EchoPoint,
+        point: OwnPoint,
         make_pool: Callable[[AdaptiveEcho], AdaptivePool],
         upstream: PolledStream,
         tally: EpochCounters,

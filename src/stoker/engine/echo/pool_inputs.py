@@ -12,7 +12,7 @@ from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, Stream
-from stoker.engine.plan.points import EchoPoint
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
@@ -23,7 +23,7 @@ from stoker.schedule.pools.fixed_snapshot import Snapshot
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 
-class PoolStart(Node, tag=EchoPoint.kind):
+class PoolStart(Node, tag="echo"):
     """The snapshot from which a pool is replayed.
 
     Attributes:
@@ -35,12 +35,12 @@ class PoolStart(Node, tag=EchoPoint.kind):
     items: int | None = None
 
     @classmethod
-    def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
-        """Read the result of ``to_json``."""
-        echo, most, exact = point.echo, bounds.most, bounds.exact
+    def from_json(cls, echo: Any, saved: Any, bounds: Bounds) -> PoolStart:
+        """Read the result of ``to_json``; ``echo`` is the stage."""
+        most, exact = bounds.most, bounds.exact
         if not (size := bounds.pool_size.size):
             raise ValueError("the size of its pool is missing in it")
-        fits = {"size": size, "group": point.group, "items": most}
+        fits = {"size": size, "group": bounds.pool_group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:
             snapshot = fixed_snapshot.unpack(saved, counts=echo.counts, **fits)
@@ -63,7 +63,7 @@ class PoolStart(Node, tag=EchoPoint.kind):
             if isinstance(snapshot, AdaptiveSnapshot)
             else fixed_snapshot.pack(snapshot)
         )
-        return {"kind": EchoPoint.kind, "items": self.items, **json}
+        return {"kind": "echo", "items": self.items, **json}
 
 
 class EchoStream(Stream, Generic[AnyPool]):
@@ -80,13 +80,13 @@ class EchoStream(Stream, Generic[AnyPool]):
 
     def __init__(
         self,
-        point: EchoPoint,
+        point: OwnPoint,
         make_pool: Callable[[Any], AnyPool],
         upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
         self.point = point
-        self.echo = point.echo
+        self.echo = point.stage
         self._make_pool = make_pool
         self.upstream: PolledStream = upstream
         self.blocking = upstream.blocking
@@ -286,7 +286,7 @@ class FixedEcho(EchoStream[Pool]):
 
     def __init__(
         self,
-        point: EchoPoint,
+        point: OwnPoint,
         make_pool: Callable[[FixedEcho], Pool],
         upstream: PolledStream,
         tally: EpochCounters,

@@ -38,10 +38,13 @@ import numpy as np
 from stoker.engine.items import Planning, PolledStream, WouldBlock
 from stoker.errors import StokerError
 from stoker.schedule.pools.adaptive import AdaptivePool
-from stoker.stages.echo import WINDOW_STEPS
 
 UNIT = 64
 """Factors are whole multiples of 1/64, so that every rank computes the same."""
+
+WINDOW_STEPS = 64
+"""Every so many batches ranks agree on the factor of an adaptive echo. Simulated (lognormal
+times, sigma 0.5): windows of 64 miss 10 % in at most 7 % of cases, of 20 in up to 26 %."""
 
 # The ends of the first windows: they are short, because the first factor is a guess.
 _EARLY = (0, 8, 16, 32)

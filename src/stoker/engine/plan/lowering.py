@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    EchoPoint,
     FilterPoint,
     OwnPoint,
     Part,
@@ -25,7 +24,6 @@ from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE, Budget
@@ -134,23 +132,18 @@ class Lowering:
         self._rule = rule
 
     def own(self, stage: ChainStage) -> None:
-        """The stage makes its own stream; a segment comes right before if it moves nothing."""
+        """The stage makes its own stream; a segment comes right before if it needs one."""
         self._close()
-        moves = stage.traits.moves
-        if not moves and self._parts[-1].needs_work_behind:
+        takes_any = stage.traits.moves or stage.traits.repeats
+        if not takes_any and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        self._parts.append(OwnPoint(stage))
-        self._on_device = self._on_device or moves
+        self._parts.append(OwnPoint(stage, self._batches, self._on_device))
+        self._on_device = self._on_device or stage.traits.moves
 
     def join(self, length: int) -> None:
         """Items are pieces of full sequences of this length: the segment behind joins them."""
         self._renumbered = True
         self._segment = replace(self._new(), joins=length)
-
-    def echo(self, stage: Echo) -> None:
-        """Items are used several times."""
-        self._close()
-        self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def plan(self) -> Plan:
         """Return the plan of the collected parts."""
@@ -169,12 +162,11 @@ class Lowering:
                 case FilterPoint():
                     leaks = True
                 case OwnPoint():
-                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
-                    into_pool = False
-                case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
                     part.leaks = leaks
-                    into_pool, is_followed = True, part.echo.is_adaptive
+                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
+                    into_pool = part.stage.traits.repeats
+                    is_followed = is_followed or part.stage.is_adaptive
                 case _:
                     assert_never(part)
         return Plan(

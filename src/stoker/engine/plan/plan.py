@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, Part
+from stoker.engine.plan.points import OwnPoint, Part
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
@@ -147,15 +147,16 @@ class Plan:
 
     def uses_behind(self, segment: Segment) -> float:
         """Return how often an output of a segment is used, by a fixed factor behind it."""
-        counts = None if self.pool is None else self.pool.echo.counts
+        counts = None if self.pool is None else self.pool.stage.counts
         if self.pool is None or counts is None or self.pool.at < segment.at:
             return 1.0
         return float(counts.factor)
 
     @cached_property
-    def pool(self) -> EchoPoint | None:
-        """The pool among the parts."""
-        return next((part for part in self.parts if isinstance(part, EchoPoint)), None)
+    def pool(self) -> OwnPoint | None:
+        """The echo among the parts."""
+        own = (part for part in self.parts if isinstance(part, OwnPoint))
+        return next((part for part in own if part.stage.traits.repeats), None)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -186,7 +187,7 @@ class Plan:
     @property
     def is_adaptive(self) -> bool:
         """Whether its echo is adaptive, or replays the record of an adaptive one."""
-        return self.pool is not None and self.pool.echo.is_adaptive
+        return self.pool is not None and bool(self.pool.stage.is_adaptive)
 
     @property
     def carries_pool(self) -> bool:
@@ -202,7 +203,7 @@ class Plan:
             return False
         if self.selection.calls_user or self.batches is not None:
             return False
-        return point.echo.is_adaptive and not point.on_device
+        return bool(point.stage.is_adaptive) and not point.on_device
 
     def items_of_first(self, examples: int) -> int:
         """Return how many outputs the first segment makes of ``examples`` examples."""

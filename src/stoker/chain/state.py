@@ -14,7 +14,7 @@ import contextlib
 import json
 import zlib
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,11 +26,9 @@ from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    FilterPoint,
     OwnPoint,
 )
-from stoker.engine.plan.segment import Segment
-from stoker.engine.survivors import FilterRecord
+from stoker.engine.survivors import Sift
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
@@ -376,18 +374,11 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
     """Read the node of each part of a plan, by the class in the file of its stream."""
     nodes, found = iter(_in_place(saved, plan)), list[Node | None]()
     for part in plan.parts:
-        match part:
-            case Segment():
-                if part.batch is not None:
-                    bounds.pass_batch(part.batch)
-            case FilterPoint():
-                found.append(FilterRecord.from_json(next(nodes), bounds))
-            case OwnPoint() if part.kind is None:  # keeps the number of items
-                pass
-            case OwnPoint():
+        if isinstance(part, OwnPoint):
+            if part.kind is not None:  # else it keeps the number of items
                 found.append(part.stage.read_node(next(nodes), bounds))
-            case _:
-                assert_never(part)
+        elif part.batch is not None:
+            bounds.pass_batch(part.batch)
     return found
 
 
@@ -396,7 +387,7 @@ def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
 
     None for a filter point that is there for a skip budget alone, if the saved run had no budget.
     """
-    kinds, filters = [node["kind"] for node in nodes], FilterPoint.kind
+    kinds, filters = [node["kind"] for node in nodes], Sift.kind
     if kinds == list(plan.kinds):
         return nodes
     others = [kind for kind in plan.kinds if kind != filters]

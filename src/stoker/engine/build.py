@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from stoker.engine.items import (
     Stream,
 )
 from stoker.engine.plan.points import (
-    FilterPoint,
     OwnPoint,
 )
 from stoker.engine.plan.segment import Segment
@@ -37,7 +36,7 @@ from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import EpochSetup, StreamContext
-from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.survivors import SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
@@ -148,23 +147,18 @@ class EpochStreams:
             self.tally.open(work.segment.at, work.segment.names)
         self.last_pool = self.worker_pool
         for part in plan.parts:
-            match part:
-                case Segment():
-                    self._add_segment(part)
-                case FilterPoint():
-                    self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
-                case OwnPoint(stage):
-                    context = StreamContext(
-                        part, setup, self.tally, self.skip_log, *self._where(part), self.mask
-                    )
-                    self._stream = own = stage.stream(self._stream, context)
-                    self.own.append(own)
-                    if stage.traits.repeats:
-                        self.echo = own
-                    if stage.traits.moves:  # the mask, too
-                        self.last, self.mask, self._depth = own, None, 0
-                case _:
-                    assert_never(part)
+            if isinstance(part, Segment):
+                self._add_segment(part)
+                continue
+            context = StreamContext(
+                part, setup, self.tally, self.skip_log, *self._where(part), self.mask
+            )
+            self._stream = own = part.stage.stream(self._stream, context)
+            self.own.append(own)
+            if part.stage.traits.repeats:
+                self.echo = own
+            if part.stage.traits.moves:  # the mask, too
+                self.last, self.mask, self._depth = own, None, 0
 
     def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
         address = self._plan.address(segment.at, self._seed, epoch)

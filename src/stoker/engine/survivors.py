@@ -6,7 +6,7 @@ and planning is tried again when the value is there.
 Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
 known only once its value is computed.
 
-A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
+A ``Sift`` stands after every segment with filters, or whose failures may be skipped. The
 plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
 drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
 it count survivors. Random maps go on with the places of the source.
@@ -24,8 +24,9 @@ import logging
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -35,13 +36,16 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, PolledStream, WouldBlock
-from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
+from stoker.stages.stage import Traits
+
+if TYPE_CHECKING:
+    from stoker.engine.stream_stage import StreamContext
 
 
 class DecidingStream(PolledStream):
@@ -153,7 +157,7 @@ _log = logging.getLogger("stoker")
 _LISTED = 1_000  # the most skips that are listed with their details
 
 
-class FilterRecord(Node, tag=FilterPoint.kind):
+class FilterRecord(Node, tag="filter"):
     """The dropped inputs from a number on; they translate numbers upstream and downstream.
 
     Attributes:
@@ -189,7 +193,7 @@ class FilterRecord(Node, tag=FilterPoint.kind):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kind": FilterPoint.kind,
+            "kind": "filter",
             "number": self.number,
             "survivors": self.survivors,
             "seen": self.seen,
@@ -254,11 +258,36 @@ class SkipLog:
         _log.warning("skipped: %s", skip)
 
 
+@dataclass(frozen=True)
+class Sift:
+    """Drops outputs of the segment before it: by filters, or as skips.
+
+    It stands in a plan as a ``StreamStage`` does, but in no chain.
+
+    Attributes:
+        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
+    """
+
+    budgets: Mapping[int, Budget]
+    traits: ClassVar[Traits] = Traits(filters=True)
+    kind = "filter"
+    is_decided = True
+    in_turn = True
+    is_adaptive = False
+
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> FilteredStream:
+        return FilteredStream(self.budgets, context.point.at - 1, upstream, context.skip_log)
+
+    def read_node(self, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        return FilterRecord.from_json(saved, bounds)
+
+
 class FilteredStream(OrderedStream):
     """The surviving items of a stream, in order.
 
     Args:
-        point: the filter point, with its budgets.
+        budgets: the skip budgets, by account.
+        part: the number of the segment before it among the parts of the plan.
         upstream: the stream of items.
         skip_log: records skips.
     """
@@ -266,10 +295,11 @@ class FilteredStream(OrderedStream):
     keeps = True
     leaves_out = True
 
-    def __init__(self, point: FilterPoint, upstream: SegmentStream, skip_log: SkipLog) -> None:
+    def __init__(
+        self, budgets: Mapping[int, Budget], part: int, upstream: SegmentStream, skip_log: SkipLog
+    ) -> None:
         super().__init__(upstream)
-        self._point = point
-        self._part = point.at - 1  # the segment before it
+        self._budgets, self._part = budgets, part
         self._skip_log = skip_log
         self._spent = False
         self.record = FilterRecord()  # after a resume it reaches beyond the inputs taken so far
@@ -360,7 +390,7 @@ class FilteredStream(OrderedStream):
 
         BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """
-        budget = self._point.budgets.get(failure.account, RAISE)
+        budget = self._budgets.get(failure.account, RAISE)
         error = failure.error
         if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
             return False

@@ -17,6 +17,7 @@ from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
+from stoker.engine.survivors import Sift
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
@@ -79,12 +80,12 @@ def _made(
                     raise values[0].error
                 if part.batch is not None:
                     break
-            case OwnPoint():
-                if part.holds_batches or not part.stage.traits.repeats:
+            case OwnPoint(Sift()):  # the segment before it has applied the filter
+                pass
+            case OwnPoint(stage):
+                if part.holds_batches or not stage.traits.repeats:
                     break
                 at_use = use - 1
-            case _:  # a filter point: the segment before it has applied the filter
-                pass
     return values[0]
 
 

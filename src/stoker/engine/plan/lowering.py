@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    FilterPoint,
     OwnPoint,
     Part,
 )
 from stoker.engine.plan.segment import Segment
+from stoker.engine.survivors import Sift
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
@@ -154,21 +154,16 @@ class Lowering:
         in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
-            match part:
-                case Segment():
-                    part.into_pool, part.is_followed = into_pool, is_followed
-                    part.is_waited_for, in_turn = in_turn, True
-                    into_pool = is_followed = False
-                case FilterPoint():
-                    leaks = True
-                case OwnPoint():
-                    part.group = 1 if part.holds_batches else self._group
-                    part.leaks = leaks
-                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
-                    into_pool = part.stage.traits.repeats
-                    is_followed = is_followed or part.stage.is_adaptive
-                case _:
-                    assert_never(part)
+            if isinstance(part, Segment):
+                part.into_pool, part.is_followed = into_pool, is_followed
+                part.is_waited_for, in_turn = in_turn, True
+                into_pool = is_followed = False
+                continue
+            stage = part.stage
+            part.group, part.leaks = 1 if part.holds_batches else self._group, leaks
+            leaks, in_turn = leaks or part.is_decided, stage.in_turn
+            into_pool = stage.traits.repeats or (into_pool and not stage.traits.moves)
+            is_followed = is_followed or stage.is_adaptive
         return Plan(
             self._indexed,
             self._iterated,
@@ -207,7 +202,7 @@ class Lowering:
             return [segment]
         again = segment.renumbered
         first = replace(segment, batch=None, batch_maps=[])
-        pieces: list[Part] = [first, FilterPoint(budgets)]
+        pieces: list[Part] = [first, OwnPoint(Sift(budgets), False, self._on_device)]
         if segment.batch is not None:
             pieces.append(
                 Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker
-from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
+from stoker.engine.echo.adaptive import OnDemandPolicy
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot, carry_over
 from stoker.steps.echo import DEFAULT_MIN_DISTANCE
 

@@ -22,8 +22,8 @@ from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import ranks
+from stoker.engine.echo.stream import PoolStart
 from stoker.engine.run import Run
 from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.workers.make import KeptWorkers

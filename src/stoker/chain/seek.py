@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker.chain.chain import Chain
 from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.echo.stream import PoolStart
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array

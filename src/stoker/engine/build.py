@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import row
-from stoker.engine.echo.pool_inputs import EchoStream, PoolStart
 from stoker.engine.echo.prefetch import Prefetcher
+from stoker.engine.echo.stream import EchoStream, PoolStart
 from stoker.engine.head_source import Opening
 from stoker.engine.items import (
     EpochCounters,

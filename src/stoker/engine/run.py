@@ -19,9 +19,9 @@ from stoker.basics.warn import warn
 from stoker.engine import checkpoint
 from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.adaptive_inputs import AdaptiveEcho
-from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.echo.adaptive import AdaptiveEcho
 from stoker.engine.echo.rank_sync import AgreedPolicy
+from stoker.engine.echo.stream import PoolStart
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
 from stoker.engine.stream_stage import EpochSetup

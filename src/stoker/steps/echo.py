@@ -18,9 +18,9 @@ from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.checkpoint import Bounds
-from stoker.engine.echo.adaptive_inputs import AdaptiveEcho, OnDemandPolicy, Policy, Replay
-from stoker.engine.echo.pool_inputs import EchoStream, FixedEcho, PoolStart
+from stoker.engine.echo.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
 from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
+from stoker.engine.echo.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.items import PolledStream
 from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.work.failure import Failure

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
-from stoker.engine.echo.pool_inputs import EchoStream, PoolStart
+from stoker.engine.echo.stream import EchoStream, PoolStart
 from stoker.engine.items import (
     EpochCounters,
     Item,

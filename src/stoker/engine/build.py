@@ -19,7 +19,6 @@ from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import row
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.stream import EchoStream, PoolStart
-from stoker.engine.head_source import Opening
 from stoker.engine.items import (
     EpochCounters,
     HeadStream,
@@ -41,7 +40,6 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
@@ -124,7 +122,6 @@ class EpochStreams:
         """Build everything. After an error, ``close`` ends what was built before it."""
         setup, plan = self._setup, self._plan
         share = plan.selection.share
-        rank = share.rank if share else 0
         if plan.indexed is not None:
             self._order = plan.order(self._seed, self._epoch)
             self._examples = self.skip_log.examples = len(self._order)
@@ -142,7 +139,7 @@ class EpochStreams:
         }
         self._look_back()
         self._hire()
-        self._open_head(rank)
+        self._open_head()
         for work in self._works.values():
             self.tally.open(work.segment.at, work.segment.names)
         self.last_pool = self.worker_pool
@@ -206,17 +203,12 @@ class EpochStreams:
         self._worker_pools = [pool, tail]
         pool.begin()
 
-    def _open_head(self, rank: int) -> None:
+    def _open_head(self) -> None:
         """Begin to iterate over a source that is not indexed."""
         plan = self._plan
         if plan.iterated is None:
             return
-        opening = Opening(
-            self._epoch, self._setup.position, plan.selection, plan.buffer,
-            rng.key(self._seed, self._epoch, rng.SHUFFLE, rank), self.tally,
-            self.recycler if plan.pool else None,
-        )  # fmt: skip
-        head: HeadStream = plan.iterated.head(opening)
+        head: HeadStream = plan.iterated.head(self._setup, self.tally)
         self.last = self.head = head
         if plan.is_adaptive:
             size = FOLLOWED_BATCHES * (1 if plan.iterated.yields_batches else plan.group)

@@ -1,4 +1,4 @@
-"""``StreamStage``: a stage that puts a stream of its own on top of those before it.
+"""``StreamStage`` and ``HeadSource``: a stage or a source that makes a stream of its own.
 
 Such a stage is whole in one file: it checks its place in a chain, makes the stream of an epoch, and
 reads that stream's node of a state. The engine knows no one of them.
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.items import EpochCounters, Item, Planning, Stream
+from stoker.engine.items import EpochCounters, HeadStream, Item, Planning, Stream
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import OwnPoint
@@ -23,6 +23,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
+from stoker.sources.origin import Origin, SourcePlan
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import ChainStage, EnginePlan, PoolSize
 
@@ -93,6 +94,20 @@ class StreamContext:
     def leg(self) -> Leg | None:
         """The leg of the epoch, if other ranks took it over; else None."""
         return self.setup.plan.selection.leg
+
+
+class HeadSource(Origin):
+    """A source that is iterated: of examples, or of ready batches."""
+
+    def lower(self, to: SourcePlan) -> None:
+        to.iterate(self)
+
+    @abstractmethod
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> HeadStream:
+        """Begin a pass of an epoch; ``tally`` counts time.
+
+        Raises StateError if it cannot begin where it should.
+        """
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
-from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
+from stoker.engine.stream_stage import EpochSetup, HeadSource
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
+from stoker.schedule import rng
 from stoker.schedule.rng import Fractions
 from stoker.schedule.selection import Cut, Selection
 from stoker.sources.origin import ChainOfSource
@@ -143,16 +144,17 @@ class IterableSource(HeadSource):
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"
 
-    def head(self, opening: Opening) -> IterableHead:
-        position, selection = opening.position, opening.selection
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> IterableHead:
+        position, selection = setup.position, setup.plan.selection
+        rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
         return IterableHead(
             self,
-            self.open(opening.epoch, position.loader_state, read),
+            self.open(setup.epoch, position.loader_state, read),
             selection,
-            opening.buffer,
-            opening.key,
-            opening.tally,
+            setup.plan.buffer,
+            rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
+            tally,
             position.fresh,
         )
 

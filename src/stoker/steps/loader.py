@@ -11,8 +11,8 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
-from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
+from stoker.engine.stream_stage import EpochSetup, HeadSource
 from stoker.errors import StateError
 from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import Passes, Standing, interrupt
@@ -122,13 +122,11 @@ class LoaderSource(HeadSource):
         where = "a thread of its own" if is_followed else "the consumer's thread"
         return f"read in {where}, as its owner set it up"
 
-    def head(self, opening: Opening) -> LoaderHead:
-        position = opening.position
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> LoaderHead:
+        position, keep = setup.position, setup.recycler if setup.plan.pool else None
         if position.loader_state is not None:
             self.load(position.loader_state)
-        return LoaderHead(
-            self, opening.tally, opening.keep, loaded=position.loaded, fresh=position.fresh
-        )
+        return LoaderHead(self, tally, keep, loaded=position.loaded, fresh=position.fresh)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn if there are several ranks and the loader is not sharded."""

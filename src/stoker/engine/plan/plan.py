@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         indexed: the source, if its examples are read by number; else None.
-        iterated: the source, a ``HeadSource`` (``engine/head_source.py``); else None.
+        iterated: the source, a ``HeadSource`` (``engine/stream_stage.py``); else None.
         selection: the examples of an epoch, and their order.
         buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first

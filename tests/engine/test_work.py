@@ -170,8 +170,8 @@ def test_in_a_stream_failures_tell_how_many_examples_came_before() -> None:
     work = work_of(stoker.from_iterable(range(20), seed=0).map(fail_on_three))
     error = error_of(made(work, [3])[0])
     assert (error.number, error.index, error.batch) == (3, None, None)
-    assert error_of(work.inputs.copy_failure(ValueError(), 4)).number == 4
-    assert error_of(work.inputs.send_failure(ValueError(), 5)).number == 5
+    assert error_of(work.copy_failure(ValueError(), 4)).number == 4
+    assert error_of(work.send_failure(ValueError(), 5)).number == 5
 
 
 numbers = st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True)

@@ -175,7 +175,7 @@ class EpochStreams:
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
         orders = {back: order for back, (_, order) in self._earlier.items()}
         for work in self._works.values():
-            work.inputs.index_before = functools.partial(_index_before, orders, self._examples)
+            work.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for segments on a device."""

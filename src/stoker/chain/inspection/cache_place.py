@@ -190,7 +190,7 @@ def _forms_of(
 ) -> list[MadeForm] | None:
     """Return an example at each place; None if it fails."""
     index = order.span(ordinal, ordinal + 1)
-    place = reading.inputs.places(range(ordinal, ordinal + 1))
+    place = reading.places(range(ordinal, ordinal + 1))
     began = time.perf_counter_ns()
     (value,) = reading.fetcher.fetch(index, reading.segment.counters())
     made_ns = time.perf_counter_ns() - began

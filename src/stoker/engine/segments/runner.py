@@ -388,7 +388,7 @@ class SegmentRunner:
         work = self.work
         name, account = work.stage_at(stage)
         if stage < work.batch_at:
-            return work.inputs.failure(name, error, task.places[row], account)
+            return work.failure(name, error, task.places[row], account)
         return Failure(StageError(name, error, batch=task.number))
 
     def _complete_batches(self, work: Work, task: Task, ns: list[int]) -> list[Any]:
@@ -443,4 +443,4 @@ class SegmentRunner:
             return self.recycler.copy(value)
         except Exception as error:
             pass_on(error)
-            return self.work.inputs.copy_failure(error, item.place)
+            return self.work.copy_failure(error, item.place)

@@ -251,7 +251,7 @@ class SegmentStream(PulledStream):
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
-        find = self._runner.work.inputs.index_before
+        find = self._runner.work.index_before
         assert find is not None
         return find(ordinal)
 
@@ -261,7 +261,7 @@ class SegmentStream(PulledStream):
 
     def failure(self, stage: str, error: Exception, place: int) -> Failure:
         """Return an error in using the output at a place as that output's failure."""
-        return self._runner.work.inputs.failure(stage, error, place)
+        return self._runner.work.failure(stage, error, place)
 
     def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
@@ -346,7 +346,7 @@ class SegmentStream(PulledStream):
         assert self._order is not None
         cuts, runner = self._cuts, self._runner
         start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-        rows, find = range(start, stop), runner.work.inputs.places
+        rows, find = range(start, stop), runner.work.places
         indices = self._order.span(start, stop)
         if self.segment.batch is None:
             places = find(rows)
@@ -400,7 +400,7 @@ class SegmentStream(PulledStream):
             start = self._cuts.start(number)
             stop = min(self._cuts.start(number + count), self._examples)
             task = Task(self._runner, number, stop - start)
-            task.places = self._runner.work.inputs.places(range(start, stop))
+            task.places = self._runner.work.places(range(start, stop))
             task.indices = self._order.span(start, stop)
             self._runner.work.fetcher.expect(task.indices)
         else:

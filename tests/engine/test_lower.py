@@ -186,11 +186,10 @@ def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> Non
         behind = [part for part in parts[segment.at + 1 :] if not is_sift(part)]
         follower = behind[0] if behind else None
         assert segment.into_pool == is_echo(follower)
-        if isinstance(follower, OwnPoint) and not is_echo(
-            follower
-        ):  # a pool on the device follows the host's work
+        # A pool on the device follows the host's work.
+        if isinstance(follower, OwnPoint) and not is_echo(follower):
             follower = behind[1] if len(behind) > 1 else None
-        followed = is_echo(follower) and follower.stage.is_adaptive
+        followed = isinstance(follower, OwnPoint) and follower.stage.is_adaptive
         assert segment.is_followed == followed
     assert chain.plan.is_adaptive == (chain.echo is not None and chain.echo.is_adaptive)
 

@@ -72,7 +72,7 @@ class Epoch:
     def position(self) -> Position:
         """Where it is, as a run saves it."""
         with self.planning.lock:
-            parts = resume_points(self.last, self.yielded)
+            parts = resume_points(self.last, self.yielded, self.planning)
         log = self.skip_log
         return Position(self.yielded, parts=parts, spent=dict(log.spent), filtered=log.filtered)
 

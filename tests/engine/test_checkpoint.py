@@ -62,7 +62,7 @@ def test_to_forget_loses_nothing_that_is_still_asked_for(spec: Spec, stops: list
         for stop in stops:
             assert len(list(islice(whole, stop))) == len(list(islice(pruned, stop)))
             with pruned.planning.lock:
-                forget(pruned.last, pruned.yielded)
+                forget(pruned.last, pruned.yielded, pruned.planning)
             assert plain(pruned.position) == plain(whole.position)
 
 
@@ -74,8 +74,8 @@ def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
         for stop in stops:
             list(islice(taken, stop))
             with taken.planning.lock:
-                asked = resume_points(taken.last, taken.yielded)
-                again = resume_points(taken.last, taken.yielded)
+                asked = resume_points(taken.last, taken.yielded, taken.planning)
+                again = resume_points(taken.last, taken.yielded, taken.planning)
             assert plain(again) == plain(asked)  # to ask changes nothing
             records = [node for node in asked if isinstance(node, FilterRecord)]
             for older, record in zip(before, records, strict=False):
@@ -99,7 +99,7 @@ def test_long_epochs_forget_snapshots_and_records() -> None:
             (stream,) = taken.filtered
             kept = len(stream.record.drops)
             with taken.planning.lock:
-                forget(taken.last, 800)
+                forget(taken.last, 800, taken.planning)
             assert len(stream.record.drops) < kept / 2
             assert stream.record.number > 1_000
             position = taken.position
@@ -113,7 +113,7 @@ def test_long_epochs_forget_snapshots_and_records() -> None:
 def test_a_pool_that_was_not_begun_needs_nothing() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).batch(2)
     with small_pools_allowed(), epoch(chain) as taken, taken.planning.lock:
-        assert resume_points(taken.last, 0) == []
+        assert resume_points(taken.last, 0, taken.planning) == []
 
 
 def test_without_pools_and_filters_the_number_says_it_all() -> None:

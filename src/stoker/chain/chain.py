@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from stoker.basics import resources
 from stoker.basics.resources import process_group
@@ -31,7 +31,6 @@ from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Clock
-from stoker.steps.echo import Echo
 
 
 class Applied(NamedTuple):
@@ -244,12 +243,12 @@ class Chain:
     def _make_on_leg(self, leg: Leg) -> Chain:
         if leg.held is None:
             return replace(self, leg=leg)
-        own = leg.held.of_rank(self.rank_world[0])
+        own, every = leg.held.of_rank(self.rank_world[0]), cast(tuple[Any, ...], self.stages)
         stages = [
             replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
-            if isinstance(stage, Echo) and stage.counts is not None
+            if stage.traits.repeats and stage.counts is not None
             else stage
-            for stage in self.stages
+            for stage in every
         ]
         return replace(self, stages=tuple(stages), leg=leg)
 
@@ -332,9 +331,9 @@ class Chain:
         return self.plan.maps
 
     @property
-    def echo(self) -> Echo | None:
+    def echo(self) -> Any:
         """Its echo, or None."""
-        return next((stage for stage in self.stages if isinstance(stage, Echo)), None)
+        return first_with(self.stages, lambda t: t.repeats)
 
     @property
     def has_fixed_echo(self) -> bool:

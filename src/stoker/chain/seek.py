@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from stoker.schedule.selection import Cut
 from stoker.schedule.sizing.cuts import EvenCuts
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
-from stoker.steps.echo import DEFAULT_POOL_BATCHES, Echo, pool_key
+from stoker.steps.echo import DEFAULT_POOL_BATCHES, pool_key
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
 _MOST_EPOCHS = 1000
@@ -380,7 +380,7 @@ def _whole(by: Chain) -> Remainder:
     return Remainder([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
 
 
-def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
+def _pool_size(echo: Any, loaded: Loaded, group: int) -> PoolSize:
     """Return the size that the earlier run chose for a pool, at most the size allowed here."""
     if echo.pool is not None:
         return PoolSize(echo.pool)

@@ -21,7 +21,7 @@ that state; there are no nodes, and pools begin empty.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -183,6 +183,12 @@ class UpstreamRequest:
         )
 
 
+class PlanningLock(Protocol):
+    """The planning lock (``engine/items.py``)."""
+
+    def is_held(self) -> bool: ...
+
+
 class Resumable:
     """A stream, as an element of the row from the consumer back to the source.
 
@@ -234,8 +240,9 @@ def row(last: Resumable | None) -> list[Resumable]:
     return found
 
 
-def resume_points(last: Resumable, yielded: int) -> list[Node | None]:
+def resume_points(last: Resumable, yielded: int, planning: PlanningLock) -> list[Node | None]:
     """Return the nodes for a resume at ``yielded``: none if a pool has not begun yet."""
+    assert planning.is_held()
     nodes: list[Node | None] = []
     oldest = yielded
     for each in row(last):
@@ -247,8 +254,9 @@ def resume_points(last: Resumable, yielded: int) -> list[Node | None]:
     return nodes[::-1]
 
 
-def forget(last: Resumable, yielded: int) -> None:
+def forget(last: Resumable, yielded: int, planning: PlanningLock) -> None:
     """Drop data that only a resume before output ``yielded`` would need."""
+    assert planning.is_held()
     oldest = yielded
     for each in row(last):
         oldest = each.forget_before(oldest)

@@ -338,7 +338,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._streams.last, oldest.yielded)
+            checkpoint.forget(self._streams.last, oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -379,7 +379,7 @@ class Run:
                 at.yielded,
                 at.uses,
                 at.fresh,
-                checkpoint.resume_points(self._streams.last, at.yielded),
+                checkpoint.resume_points(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 order=self.order_digest,

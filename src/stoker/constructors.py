@@ -18,13 +18,12 @@ from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
-from stoker.sources.dataset import DatasetSource, of_dataset
+from stoker.sources.dataset import of_dataset
 from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.remote.options import RemoteOptions
-from stoker.sources.source import Source
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
@@ -325,7 +324,7 @@ def from_folder(
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
-        source: Source[Any] = RemoteFolderSource(str(path), remote, asked)
+        source: IndexedSource = RemoteFolderSource(str(path), remote, asked)
     else:
         source = FolderSource(path, asked)
     return _begin(source, seed, on_error)
@@ -684,9 +683,9 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
     return ChangingWeights(weights, len(given))
 
 
-def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
+def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
-    return Pipeline(Chain.begin(DatasetSource(source), seed, on_error))
+    return Pipeline(Chain.begin(source, seed, on_error))
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:

@@ -126,13 +126,14 @@ def test_whatever_a_source_may_answer_is_passed_on() -> None:
     """A new method of sources has a default, which would be wrong here."""
     from stoker.sources.numbered import NumberedSource
     from stoker.sources.origin import IndexedSource, Origin
+    from stoker.sources.source import Source
 
     # What is the same for any indexed source, or changes with the numbers in it.
     same = {"lower", "local_path", "set_epoch", "lag_outputs", "state_between", "takes_state",
-            "warn_unsharded", "yields_batches", "is_indexed", "is_counted"}  # fmt: skip
+            "warn_unsharded", "yields_batches", "is_indexed", "is_counted", "class_names"}  # fmt: skip
     names = {
         name
-        for kind in (IndexedSource, Origin)
+        for kind in (IndexedSource, Source, Origin)
         for name in vars(kind)
         if not name.startswith("_") and name not in same
     }

@@ -5,23 +5,7 @@ import typing as _typing
 
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
-from stoker.sources.source import (
-    Described,
-    FetchesMany,
-    Fingerprinted,
-    GathersRows,
-    HasSignature,
-    Identified,
-    Indices,
-    Labeled,
-    Reader,
-    ReadsAhead,
-    ReadsBlocks,
-    ReadsColumns,
-    ReadsFiles,
-    Rows,
-    Source,
-)
+from stoker.sources.source import Indices, Reader, Rows, Source
 
 if _typing.TYPE_CHECKING:
     from stoker.sources.remote.options import RemoteOptions
@@ -31,20 +15,9 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "Access",
     "Allocator",
-    "Described",
-    "FetchesMany",
     "Fingerprint",
-    "Fingerprinted",
-    "GathersRows",
-    "HasSignature",
-    "Identified",
     "Indices",
-    "Labeled",
     "Reader",
-    "ReadsAhead",
-    "ReadsBlocks",
-    "ReadsColumns",
-    "ReadsFiles",
     "ReadsRanges",
     "RemoteFile",
     "RemoteOptions",

@@ -10,7 +10,8 @@ from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
-from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices
 
 
 class LabeledImage(NamedTuple):
@@ -93,7 +94,7 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
-class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any]):
+class FolderSource(IndexedSource):
     """Files in one sub-folder a class, listed once, in sorted order.
 
     Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not

@@ -117,10 +117,6 @@ class MixtureSource(IndexedSource):
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
 
     @property
-    def kind(self) -> str:
-        return type(self).__name__
-
-    @property
     def fields(self) -> Sequence[str | int] | None:
         """The fields that all parts are known to have, if they have the same."""
         fields = [part.source.fields for part in self.parts]
@@ -414,15 +410,14 @@ class MixtureSource(IndexedSource):
         """Return the weights for a signature; those that change are told by the order's digest."""
         return ["fn"] * len(self.parts) if self.proportions is None else self.proportions.weights
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         lines = [f"{self.count():,} examples an epoch"]
         whole = Selection()
         drawn = self._row(whole, 0).counts(self.places(whole))
         weights = drawn if self.proportions is None else self.proportions.weights
         of = " of the first epoch" if self.proportions is None else ""
         for number, (part, weight) in enumerate(zip(self.parts, weights, strict=True), 1):
-            extent = part.source.extent(is_followed=is_followed)
-            share = weight / sum(weights)
+            share, extent = weight / sum(weights), part.source.extent()
             lines.append(f"part {number}, {share:.3%}{of}: {part.described}  {extent}")
         return "\n    ".join(lines)
 

@@ -33,7 +33,6 @@ class NumberedSource(IndexedSource):
         self.has_own_order = within.has_own_order
         self.may_grow = within.may_grow
         self.runs_user_code = within.runs_user_code
-        self.is_numbered = within.is_numbered
         self.prefers_blocks = within.prefers_blocks
         self.takes_many = within.takes_many
 
@@ -42,8 +41,8 @@ class NumberedSource(IndexedSource):
         return f"{self.within.name}.numbered({self.field!r})"
 
     @property
-    def kind(self) -> str:
-        return self.within.kind
+    def is_numbered(self) -> bool:
+        return self.within.is_numbered
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -77,8 +76,8 @@ class NumberedSource(IndexedSource):
     def signature(self) -> str:
         return f"{self.within.signature()} numbered {self.field!r}"
 
-    def extent(self, *, is_followed: bool) -> str:
-        return self.within.extent(is_followed=is_followed)
+    def extent(self) -> str:
+        return self.within.extent()
 
     def attribute(self, name: str) -> Any:
         return self.within.attribute(name)

@@ -25,8 +25,9 @@ from stoker.sources.files import (
     compression_of,
     refuse_too_large,
 )
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.source import Fingerprinted, Indices, OwnSource
+from stoker.sources.source import Indices
 
 _LF = 10
 _BLANKS = b" \t\r"
@@ -39,7 +40,7 @@ _HEAD_BYTES = 8
 _CHUNK_BYTES = 1 << 18
 
 
-class _LineSource(OwnSource, Fingerprinted[Any]):
+class _LineSource(IndexedSource):
     """Lines of files, one file after another; a subclass makes examples of their bytes.
 
     Raises FileNotFoundError if a path or a pattern matches no file; ValueError for files that have

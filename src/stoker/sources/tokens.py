@@ -21,8 +21,9 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
-from stoker.sources.source import Fingerprinted, GathersRows, HasSignature, Indices, OwnSource, Rows
+from stoker.sources.source import Indices, Rows
 
 IGNORED_TARGET = -100
 """The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
@@ -68,7 +69,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[Any], Rows):
+class TokenSource(IndexedSource, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A

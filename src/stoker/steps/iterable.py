@@ -138,7 +138,7 @@ class IterableSource(HeadSource):
         if not self.takes_state:
             super().check_leg(selection)
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         if self.takes_state:
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"

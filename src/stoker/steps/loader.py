@@ -118,9 +118,8 @@ class LoaderSource(HeadSource):
     def attribute(self, name: str) -> Any:
         return super().attribute(name) if name == "class_names" else getattr(self.loader, name)
 
-    def extent(self, *, is_followed: bool) -> str:
-        where = "a thread of its own" if is_followed else "the consumer's thread"
-        return f"read in {where}, as its owner set it up"
+    def extent(self) -> str:
+        return "read as its owner set it up"
 
     def head(self, opening: Opening) -> LoaderHead:
         position = opening.position

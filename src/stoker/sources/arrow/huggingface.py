@@ -15,22 +15,13 @@ from stoker.sources.arrow.examples import to_examples
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
 from stoker.sources.arrow.table import numbers_in, without_views
 from stoker.sources.files import read_file
-from stoker.sources.source import (
-    GathersRows,
-    Identified,
-    Indices,
-    Labeled,
-    OwnSource,
-    ReadsColumns,
-    Rows,
-)
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
 
-class HuggingFaceSource(
-    OwnSource, GathersRows[Any], ReadsColumns[Any], Identified[Any], Labeled[Any]
-):
+class HuggingFaceSource(IndexedSource):
     """The rows of a dataset, as dicts by column; images and sound are the stored bytes.
 
     Rows come straight from the dataset's memory-mapped Arrow tables, so the dataset decodes

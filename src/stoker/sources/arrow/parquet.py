@@ -22,16 +22,9 @@ from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
 from stoker.sources.files import FileVersion, version_of
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.source import (
-    Fingerprinted,
-    GathersRows,
-    Indices,
-    OwnSource,
-    ReadsBlocks,
-    ReadsColumns,
-    Rows,
-)
+from stoker.sources.source import Indices, Rows
 
 # Of usable memory. bench/results/records.json, row "disk: parquet": where row groups stay, later
 # epochs are 100 times as fast as the first.
@@ -94,9 +87,7 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(
-    OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Fingerprinted[Any]
-):
+class ParquetSource(IndexedSource):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsColumns, Rows
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
+class TableSource(IndexedSource):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for

@@ -22,19 +22,13 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Names, expand_braces, is_web, path_list, split_query
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access, ReadsRanges
 from stoker.sources.remote.storage import UNKNOWN, Entries
-from stoker.sources.source import (
-    Fingerprinted,
-    Indices,
-    Labeled,
-    OwnSource,
-    ReadsAhead,
-    ReadsFiles,
-)
+from stoker.sources.source import Indices
 
 _HIDDEN = re.compile(r"(?:^|/)\.")
 
@@ -48,7 +42,7 @@ class File(NamedTuple):
     """The file's bytes."""
 
 
-class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
+class RemoteFolderSource(ReadsRanges[Any], IndexedSource):
     """Files in one sub-folder per class, at a URL; in the order that a local folder has.
 
     Args:
@@ -141,7 +135,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         return self._labels[self._numbering.find(index)[0]]
 
 
-class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
+class FilesSource(IndexedSource):
     """Whole files by path or URL.
 
     Attributes:

@@ -19,10 +19,10 @@ from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import Entries, FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
-from stoker.sources.source import FetchesMany, Indices, Reader, ReadsAhead, T_co
+from stoker.sources.source import Indices, Reader, Source, T_co
 
 
-class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
+class ReadsRanges(Source[T_co]):
     """A source of files, or of ranges of files, in one remote file system; they are read ahead.
 
     Its readers see it as ``Files``. Open connections belong to the readers.
@@ -40,6 +40,10 @@ class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
     @abstractmethod
     def example(self, index: int, data: bytes) -> T_co:
         """Make the example, or the block, from its bytes."""
+
+    def __getitem__(self, index: int, /) -> T_co:
+        (example,) = self.fetch([index])
+        return example
 
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""

@@ -15,10 +15,11 @@ from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.shards.archives import unzip
 from stoker.sources.shards.index import ShardIndex, index_shards
-from stoker.sources.source import Fingerprinted, Indices, OwnSource, ReadsBlocks
+from stoker.sources.source import Indices
 
 KEY = "__key__"
 # A disk reads that much in a fraction of a seek's time; of larger examples nothing between their
@@ -32,7 +33,7 @@ Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
 
 
-class ShardSource(OwnSource, ReadsBlocks[Any], Fingerprinted[Any]):
+class ShardSource(IndexedSource):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     Args:

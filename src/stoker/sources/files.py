@@ -176,6 +176,11 @@ class FileVersion(NamedTuple):
     inode: int = 0
     """The inode of a local file, if its file system keeps the numbers of files."""
 
+    @property
+    def is_known(self) -> bool:
+        """False for a remote file whose server tells nothing of its version."""
+        return bool(self.modified_ns or self.changed_ns)
+
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""

@@ -8,15 +8,14 @@ line.
 from __future__ import annotations
 
 import json
-import os
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import (
     FileVersion,
@@ -25,7 +24,7 @@ from stoker.sources.files import (
     compression_of,
     refuse_too_large,
 )
-from stoker.sources.origin import IndexedSource
+from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices
 
@@ -40,7 +39,7 @@ _HEAD_BYTES = 8
 _CHUNK_BYTES = 1 << 18
 
 
-class _LineSource(IndexedSource):
+class _LineSource(InFiles):
     """Lines of files, one file after another; a subclass makes examples of their bytes.
 
     Raises FileNotFoundError if a path or a pattern matches no file; ValueError for files that have
@@ -49,6 +48,7 @@ class _LineSource(IndexedSource):
 
     _caller: str
     _keeps_blank: bool
+    _files: Sequence[LineIndex]
 
     def __init__(self, files: Paths) -> None:
         self._given = describe_paths(files)
@@ -89,27 +89,14 @@ class _LineSource(IndexedSource):
         files = f" in {len(self._files):,} files" if len(self._files) > 1 else ""
         return f"{len(self):,} lines{files}"
 
-    def path(self, index: int) -> str | None:
-        """Return the file and the line, as compilers write them."""
-        file, number = self._locate(index)
-        return f"{file.path}:{file.line(number)}"
-
-    def name_of(self, index: int) -> str:
-        file, number = self._locate(index)
-        return f"{os.path.basename(file.path)}:{file.line(number)}"
-
-    def identity(self) -> str | None:
-        """Return the kind; lines are identified by their file's path, size and times, and place."""
+    def settings(self) -> str:
         return self._caller
 
-    def fingerprint(self, index: int) -> Fingerprint:
-        file, number = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), int(file.ends[number]))
-
-    def _locate(self, index: int) -> tuple[LineIndex, int]:
-        file, number = self._lines.find(index)
-        return self._files[file], number
+    def part(self, index: int) -> Part:
+        """Return the file and the line, as compilers write them, numbered by its end."""
+        at, number = self._lines.find(index)
+        file = self._files[at]
+        return Part(file, int(file.ends[number]), f":{file.line(number)}")
 
 
 class TextSource(_LineSource):

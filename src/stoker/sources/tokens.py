@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.basics.buffers import Allocator, Recycler
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
-from stoker.sources.origin import IndexedSource
+from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
 from stoker.sources.source import Indices, Rows
 
@@ -69,7 +68,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(IndexedSource, Rows):
+class TokenSource(InFiles, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
@@ -88,6 +87,8 @@ class TokenSource(IndexedSource, Rows):
         or a number is out of range.
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
+
+    _files: Sequence[TokenFile]
 
     def __init__(
         self,
@@ -143,23 +144,14 @@ class TokenSource(IndexedSource, Rows):
         borders = "" if self._separator is None else f", documents end with {self._separator}"
         return f"{len(self)} windows of {self._length} tokens every {self._stride}{borders}"
 
-    def path(self, index: int) -> str | None:
-        return self._locate(index)[0].path
-
-    def name_of(self, index: int) -> str:
-        file, token = self._locate(index)
-        return f"{os.path.basename(file.path)} from token {token} on"
-
-    def identity(self) -> str | None:
-        """Return the windows' settings; files are identified by path, size and times."""
+    def settings(self) -> str:
         kinds = sorted({file.dtype.str for file in self._files})
         return f"tokens {kinds} {self._length} {self._separator}"
 
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's current fingerprint, with the number of the window's first token."""
+    def part(self, index: int) -> Part:
+        """Return the file and the window's first token."""
         file, token = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), token)
+        return Part(file, token, f" from token {token} on")
 
     def concatenate(self, others: Sequence[Rows]) -> TokenSource | None:
         """Return the windows of several sources as one, if all have the same form."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
@@ -22,7 +21,7 @@ from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.origin import IndexedSource
+from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices, Rows
 
@@ -87,7 +86,7 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(IndexedSource):
+class ParquetSource(InFiles):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
@@ -242,24 +241,14 @@ class ParquetSource(IndexedSource):
             f"{format_bytes(self.held.limit_bytes)} of them are kept in memory"
         )
 
-    def path(self, index: int) -> str | None:
-        """Return the file's path, and the number of the row in it."""
-        file, row = self._locate(index)
-        return f"{file.path}, row {row}"
-
-    def name_of(self, index: int) -> str:
-        file, row = self._locate(index)
-        return f"{os.path.basename(file.path)}, row {row}"
-
-    def identity(self) -> str | None:
-        """Return the columns; rows are identified by file, size and times, and by number."""
+    def settings(self) -> str:
         types = f" as {self._schema.types}" if self._is_mixed else ""  # those of other files, too
         return f"parquet {self._columns}{types}"
 
-    def fingerprint(self, index: int) -> Fingerprint:
-        file, row = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), row)
+    def part(self, index: int) -> Part:
+        """Return the file, and the number of the row in it."""
+        file, row = self._rows_by_file.find(index)
+        return Part(self._files[file], row, f", row {row}")
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         """Yield each matching file, with its version and its metadata."""
@@ -273,11 +262,6 @@ class ParquetSource(IndexedSource):
             return parquet.read_metadata(path if file is None else file)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
-
-    def _locate(self, index: int) -> tuple[_File, int]:
-        """Return the file of a row, and the row's number in it."""
-        file, row = self._rows_by_file.find(index)
-        return self._files[file], row
 
     def _open(self, path: str) -> Any:
         return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)

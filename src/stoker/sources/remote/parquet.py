@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.parquet import ParquetSource, columns_of
 from stoker.sources.arrow.table import import_pyarrow
@@ -84,16 +83,6 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         raise TypeError(
             f"{self.name} cannot read one column of all files: give its numbers as an array"
         )
-
-    def identity(self) -> str | None:
-        """Return the columns, if the server sent a version of every file."""
-        has_versions = all(file.version.modified_ns for file in self._files)
-        return super().identity() if has_versions else None
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's URL, size and version, as they were found, and the row's number."""
-        file, row = self._locate(index)
-        return Fingerprint(file.path, *file.version[:2], row)
 
     def locate(self, index: int) -> RemoteFile:
         """Return a row group's range."""

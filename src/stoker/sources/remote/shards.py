@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.future import run_on
 from stoker.basics.resources import format_bytes
 from stoker.schedule.numbering import Numbering
@@ -75,9 +74,9 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
     ) -> None:
         self.access = access_to(shards, options)
         super().__init__(shards, fields, is_strict=is_strict)
-        for shard in self._shards:
+        for shard in self._files:
             _refuse_scattered(shard)
-        self._runs = find_runs(self._shards)
+        self._runs = find_runs(self._files)
         self.prefers_blocks = _FEWEST * len(self._runs.starts) <= len(self)
 
     @property
@@ -95,7 +94,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
-        files = [(shard.path, shard.version) for shard in self._shards]
+        files = [(shard.path, shard.version) for shard in self._files]
         runs = ShardRuns(self._runs, files, self)
         return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
@@ -127,18 +126,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         return self._make(shard, number, files, read)
 
     def name_of(self, index: int) -> str:
-        shard, number = self._locate(index)
-        return f"{shard.path}/{shard.keys[number]}"
-
-    def identity(self) -> str | None:
-        """Return the fields, if the server sent a version of every shard."""
-        has_versions = all(shard.version.modified_ns for shard in self._shards)
-        return super().identity() if has_versions else None
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the shard's URL with the key, its size and its version, as they were found."""
-        shard, number = self._locate(index)
-        return Fingerprint(f"{shard.path}/{shard.keys[number]}", *shard.version[:2], number)
+        return str(self.path(index))
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
         access, options = self.access, self.access.options

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.basics.fingerprint import Fingerprint
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions
@@ -57,16 +56,6 @@ class RemoteTokenSource(ReadsRanges[Any], TokenSource):
 
     def example(self, index: int, data: bytes) -> Any:
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
-
-    def identity(self) -> str | None:
-        """Return the windows' settings, if the server sent a version of every file."""
-        has_versions = all(file.version.modified_ns for file in self._files)
-        return super().identity() if has_versions else None
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's URL, size and version, as they were found, and the first token."""
-        file, token = self._locate(index)
-        return Fingerprint(file.path, *file.version[:2], token)
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
         urls = find_urls(files, self.access)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
-from stoker.sources.origin import IndexedSource
+from stoker.sources.in_files import InFiles, Part, fingerprint_in
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.shards.archives import unzip
 from stoker.sources.shards.index import ShardIndex, index_shards
@@ -33,7 +32,7 @@ Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
 
 
-class ShardSource(IndexedSource):
+class ShardSource(InFiles):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     Args:
@@ -50,17 +49,18 @@ class ShardSource(IndexedSource):
     """
 
     prefers_blocks = False
+    _files: Sequence[ShardIndex]
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
-        self._shards = self._index(shards)
+        self._files = self._index(shards)
         self._given = describe_paths(shards)
-        self._numbering = Numbering([len(shard.keys) for shard in self._shards])
-        for shard in self._shards:
+        self._numbering = Numbering([len(shard.keys) for shard in self._files])
+        for shard in self._files:
             _tell_damage(shard, is_strict=is_strict)
         if not self._numbering.total:
             raise ValueError(f"{self.name} has no examples: no files with a name and a suffix")
-        there = dict.fromkeys(field for shard in self._shards for field in shard.fields)
+        there = dict.fromkeys(field for shard in self._files for field in shard.fields)
         for field in self._fields or ():
             if field not in there:
                 shown_fields = ", ".join(map(repr, there))
@@ -94,30 +94,22 @@ class ShardSource(IndexedSource):
         return examples
 
     def extent(self) -> str:
-        return f"{len(self):,} examples in {len(self._shards):,} shards"
+        return f"{len(self):,} examples in {len(self._files):,} shards"
 
-    def path(self, index: int) -> str | None:
-        """Return the shard's path, and the key."""
-        shard, number = self._locate(index)
-        return f"{shard.path}/{shard.keys[number]}"
-
-    def name_of(self, index: int) -> str:
-        shard, number = self._locate(index)
-        return f"{os.path.basename(shard.path)}/{shard.keys[number]}"
-
-    def identity(self) -> str | None:
-        """Return the fields; examples are identified by the shard's path, size and times, and
-        key."""
+    def settings(self) -> str:
         return f"shards {'all' if self._fields is None else list(self._fields)}"
 
-    def fingerprint(self, index: int) -> Fingerprint:
+    def part(self, index: int) -> Part:
+        """Return the shard, and the key."""
         shard, number = self._locate(index)
-        path = os.path.abspath(shard.path)
-        return of_file(f"{path}/{shard.keys[number]}", os.stat(path), number)
+        return Part(shard, number, f"/{shard.keys[number]}")
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        return fingerprint_in(*self.part(index))
 
     def _locate(self, index: int) -> tuple[ShardIndex, int]:
         shard, number = self._numbering.find(index)
-        return self._shards[shard], number
+        return self._files[shard], number
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
         return index_shards(find_files(shards, "from_tar"))

@@ -29,8 +29,8 @@ from experiments.server import Fault, Server, serving
 from stoker.sources.folder import ClassFolders, FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
-from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteReader
+from stoker.sources.remote.storage import RemoteOptions
 from strategies import FULL, few
 
 LONG_S = 60.0  # never waited for

@@ -8,9 +8,9 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.sources.source import Indices, Reader, Rows, Source
 
 if _typing.TYPE_CHECKING:
-    from stoker.sources.remote.options import RemoteOptions
     from stoker.sources.remote.reader import RemoteFile
     from stoker.sources.remote.source import Access, ReadsRanges
+    from stoker.sources.remote.storage import RemoteOptions
 
 __all__ = [
     "Access",
@@ -29,7 +29,7 @@ _REMOTE = {
     "Access": "source",
     "ReadsRanges": "source",
     "RemoteFile": "reader",
-    "RemoteOptions": "options",
+    "RemoteOptions": "storage",
 }
 
 

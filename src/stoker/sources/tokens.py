@@ -1,4 +1,4 @@
-"""Windows over files of tokens, for language models.
+"""Windows over files of tokens, for language models; at URLs a window is read by one request.
 
 ``stoker-native``, where it is installed, reads and widens many windows in one call without the GIL.
 If it stops at an error, NumPy continues, and raises the precise error.
@@ -7,6 +7,7 @@ If it stops at an error, NumPy continues, and raises the precise error.
 from __future__ import annotations
 
 import copy
+import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -22,6 +23,10 @@ from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
+from stoker.sources.remote.files import access_to, find_urls, read_parts
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.source import ReadsRanges
+from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.source import Indices, Rows
 
 IGNORED_TARGET = -100
@@ -48,6 +53,8 @@ _OTHER_KINDS = {
     b"BZh91AY&SY": "compressed (bzip2)",
 }
 _MAGIC_BYTES = 10  # the longest
+# Of a .npy file: more than the header of one with a single axis has, so that one request finds it.
+_HEADER_BYTES = 4096
 
 
 class Window(NamedTuple):
@@ -378,3 +385,48 @@ def _of_library() -> Callable[..., int] | None:
     """Return a function of the library; None without the library, or if it is older than 0.2."""
     found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found
+
+
+class RemoteTokenSource(ReadsRanges[Any], TokenSource):
+    """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
+
+    Args:
+        options: how they are listed and read.
+
+    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
+    parts of files.
+    """
+
+    def __init__(
+        self,
+        files: Paths,
+        options: RemoteOptions,
+        length: int,
+        stride: int | None = None,
+        dtype: DTypeLike | None = None,
+        separator: int | None = None,
+    ) -> None:
+        self.access = access_to(files, options)
+        super().__init__(files, length, stride, dtype, separator)
+
+    @property
+    def rows(self) -> Rows | None:
+        """None: single windows are read ahead."""
+        return None
+
+    def locate(self, index: int) -> RemoteFile:
+        file, token = self._locate(index)
+        nbytes = (self._length + 1) * file.dtype.itemsize
+        start = file.start + token * file.dtype.itemsize
+        return RemoteFile(file.path, nbytes, start, *file.version[:2])
+
+    def example(self, index: int, data: bytes) -> Any:
+        return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
+
+    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
+        urls = find_urls(files, self.access)
+        parts = read_parts(urls, self.access, lambda _, size: (0, min(size, _HEADER_BYTES)))
+        return [
+            token_file(url, FileVersion(size, version), dtype, io.BytesIO(data))
+            for url, size, version, data in parts
+        ]

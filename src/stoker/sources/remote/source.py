@@ -15,9 +15,8 @@ from stoker.schedule.selection import Selection
 from stoker.sources.patterns import is_web
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
-from stoker.sources.remote.storage import Entries, FileStorage, Storage, import_extra
+from stoker.sources.remote.storage import Entries, FileStorage, RemoteOptions, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 from stoker.sources.source import Indices, Reader, Source, T_co
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import resources
 from stoker.basics.fingerprint import of_file
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.images import native
+
+T = TypeVar("T")
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -46,6 +51,8 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+# A user who waits for an index sees that it goes on; most are built in less, without a line.
+_SHOW_EVERY_S = 2.0
 # A quarter of the 1,024 descriptors that a process usually has.
 MOST_OPEN = 256
 
@@ -288,14 +295,15 @@ class OpenFile:
 
 
 class SeekableFile(io.RawIOBase):
-    """Keeps the position in a file of known size; subclasses have ``readinto``.
+    """A file object over parts of a file.
 
     Args:
         size: in bytes.
+        read: ``read(start, nbytes)`` returns bytes of the file, fewer if it does not have them.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
+        self._size, self._read_part = size, read
         self._at = 0
 
     def readable(self) -> bool:
@@ -310,3 +318,58 @@ class SeekableFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = max(0, min(len(buffer), self._size - self._at))
+        data = self._read_part(self._at, nbytes) if nbytes else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def for_each(
+    paths: Sequence[str],
+    look: Callable[[str], T],
+    at_once: int,
+    show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
+) -> list[T]:
+    """Return the results of ``look`` for each path, called by several threads.
+
+    Raises the error of the first path that has one.
+
+    Args:
+        at_once: the number of threads.
+        show: called every two seconds with the first results and the number of all paths; where
+            it has shown these, it is called with all of them at the end.
+    """
+    results: list[OneShot[T]] = [OneShot() for _ in paths]
+    numbers = itertools.count()  # each is taken by one thread
+    given_up = False
+
+    def run() -> None:
+        while not given_up and (number := next(numbers)) < len(paths):
+            try:
+                results[number].give(look(paths[number]))
+            except BaseException as error:
+                results[number].give(error=error)
+
+    threads = [start_thread(f"stoker-look-{n}", run) for n in range(min(at_once, len(paths)))]
+    is_shown = False
+    found: list[T] = []
+    due_s = time.monotonic() + _SHOW_EVERY_S
+    try:
+        for result in results:
+            while True:
+                try:
+                    found.append(result.wait(max(0.0, due_s - time.monotonic())))
+                    break
+                except TimeoutError:
+                    is_shown = show(found, len(paths)) or is_shown
+                    due_s = time.monotonic() + _SHOW_EVERY_S
+    finally:
+        given_up = True
+    for thread in threads:
+        thread.join()
+    if is_shown:
+        show(found, len(paths))
+    return found

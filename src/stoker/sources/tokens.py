@@ -7,7 +7,6 @@ If it stops at an error, NumPy continues, and raises the precise error.
 from __future__ import annotations
 
 import copy
-import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -23,7 +22,7 @@ from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
-from stoker.sources.remote.files import access_to, find_urls, read_parts
+from stoker.sources.remote.files import access_to, find_urls
 from stoker.sources.remote.reader import RemoteFile
 from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
@@ -53,8 +52,6 @@ _OTHER_KINDS = {
     b"BZh91AY&SY": "compressed (bzip2)",
 }
 _MAGIC_BYTES = 10  # the longest
-# Of a .npy file: more than the header of one with a single axis has, so that one request finds it.
-_HEADER_BYTES = 4096
 
 
 class Window(NamedTuple):
@@ -424,9 +421,7 @@ class RemoteTokenSource(ReadsRanges[Any], TokenSource):
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        urls = find_urls(files, self.access)
-        parts = read_parts(urls, self.access, lambda _, size: (0, min(size, _HEADER_BYTES)))
-        return [
-            token_file(url, FileVersion(size, version), dtype, io.BytesIO(data))
-            for url, size, version, data in parts
-        ]
+        return self.access.for_each(
+            find_urls(files, self.access),
+            lambda file: token_file(file.path, file.version(), dtype, file.as_file()),
+        )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
+from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
@@ -28,8 +29,8 @@ from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, SeekableFile, version_of
 from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.remote.files import access_to, find_urls, read_parts
-from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.remote.reader import BlockReader, RemoteFile, RemoteReads
 from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.source import Indices, Rows
@@ -45,10 +46,6 @@ _WHOLE_BYTES = 256 << 20
 _FOOTERS_BYTES = 16 << 20
 # Rows read for each that is used: beyond that nearly all reading is in vain. Chosen, not measured.
 _RARELY = 20
-# Nearly all footers are shorter: one request finds the length and the footer.
-_FOOTER_BYTES = 1 << 16
-# The length of the footer, and the magic number: four bytes each.
-_TRAILER_BYTES = 8
 # Of the memory for row groups: those that are read ahead are held beside the kept ones.
 _AHEAD_SHARE = 0.25
 
@@ -275,6 +272,8 @@ class ParquetSource(InFiles):
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         try:
             return parquet.read_metadata(path if file is None else file)
+        except (RemoteError, FileNotFoundError):
+            raise
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
@@ -485,7 +484,12 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         number, within = self._groups[index]
         path, version = self._files[number]
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
-        part = io.BufferedReader(_Part(data, self._spans[index][0], version.size_bytes))
+        first = self._spans[index][0]
+
+        def read(start: int, nbytes: int) -> bytes:
+            return data[start - first : start - first + nbytes] if start >= first else b""
+
+        part = io.BufferedReader(SeekableFile(version.size_bytes, read))
         try:
             file = parquet.ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
@@ -497,24 +501,13 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
             ) from error
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        access = self.access
+        def look(file: RemoteReads) -> tuple[str, FileVersion, Any]:
+            return file.path, file.version(), self._read_metadata(file.path, file.as_file())
 
-        def footer(url: str, size: int) -> tuple[int, int]:
-            nbytes = min(size, self._footer_bytes.get(url, _FOOTER_BYTES))
-            return size - nbytes, nbytes
-
-        self._footer_bytes: dict[str, int] = {}
-        parts = read_parts(find_urls(paths, access, ".parquet"), access, footer)
-        for url, size, _, data in parts:
-            length = int.from_bytes(data[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
-            if len(data) < min(length, size):
-                self._footer_bytes[url] = length
-        longer = {part.url: part for part in read_parts([*self._footer_bytes], access, footer)}
-        for part in parts:
-            url, size, version, data = longer.get(part.url, part)
-            footer = import_pyarrow("from_parquet").BufferReader(data)
-            self._metadata[url] = self._read_metadata(url, footer)
-            yield url, FileVersion(size, version), self._metadata[url]
+        urls = find_urls(paths, self.access, ".parquet")
+        for url, version, metadata in self.access.for_each(urls, look):
+            self._metadata[url] = metadata
+            yield url, version, metadata
 
     def _span(self, group: int) -> tuple[int, int]:
         """Return the first and last byte of a row group's wanted columns."""
@@ -526,19 +519,3 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
         ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
         return min(starts), max(ends)
-
-
-class _Part(SeekableFile):
-    """A file of which only a part is in memory."""
-
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        super().__init__(size)
-        self._data = memoryview(data)
-        self._start = start
-
-    def readinto(self, buffer: Any) -> int:
-        begin = self._at - self._start
-        found = self._data[begin : begin + len(buffer)] if begin >= 0 else b""
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)

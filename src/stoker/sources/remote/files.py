@@ -6,13 +6,12 @@ read the files; it pickles with both. Open connections belong to its readers.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import glob
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -20,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, of_file
-from stoker.basics.future import run_on
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.origin import IndexedSource
@@ -33,10 +31,9 @@ from stoker.sources.patterns import (
     path_list,
     split_query,
 )
-from stoker.sources.remote.failures import retry
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access
-from stoker.sources.remote.storage import UNKNOWN, Entries, RemoteOptions, Storage
+from stoker.sources.remote.storage import UNKNOWN, Entries, RemoteOptions
 from stoker.sources.source import Indices
 
 HIDDEN = re.compile(r"(?:^|/)\.")
@@ -242,20 +239,6 @@ def _find_pattern(url: str) -> int | None:
     return found.start() if found else None
 
 
-class RemotePart(NamedTuple):
-    """A file's size and version from the server, and some of its bytes.
-
-    Attributes:
-        version: a digest of its ETag or time, 0 without either.
-        data: the requested part.
-    """
-
-    url: str
-    size_bytes: int
-    version: int
-    data: bytes
-
-
 def access_to(given: Paths, options: RemoteOptions) -> Access:
     """Return the access to the file system of these URLs."""
     first = next(iter(given)) if _is_list(given) else given
@@ -301,46 +284,5 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     return urls
 
 
-def read_parts(
-    urls: list[str], access: Access, part: Callable[[str, int], tuple[int, int]]
-) -> list[RemotePart]:
-    """Look up all files, many at a time, and read a part of each that depends on its size.
-
-    Args:
-        part: given URL and size, returns the part's first byte, and its number of bytes (or 0).
-
-    Raises FileNotFoundError, RemoteError, also for a server that sends whole files only.
-    """
-    storage, retry_s = access.open(), access.options.retry_s
-    slots = asyncio.Semaphore(access.options.requests)
-
-    async def look(url: str) -> RemotePart:
-        path = storage.to_path(url)
-        async with slots:
-            size, version = await retry(lambda: storage.look_up(path), url, retry_s)
-            start, nbytes = part(url, size)
-            read = _start_read(storage, path, start, nbytes, size, version)
-            data = await retry(read, url, retry_s) if nbytes else b""
-        return RemotePart(url, size, version, data)
-
-    async def look_all() -> list[RemotePart]:
-        tasks = [asyncio.ensure_future(look(url)) for url in urls]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await storage.close()
-
-    return run_on(storage.loop, look_all)
-
-
 def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
     return not isinstance(given, (str, os.PathLike))
-
-
-def _start_read(
-    storage: Storage, path: str, start: int, nbytes: int, size: int, version: int
-) -> Any:
-    return lambda: storage.read_part(path, start, nbytes, size, version)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
 from stoker.schedule.selection import Selection
+from stoker.sources.files import for_each
 from stoker.sources.patterns import is_web
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
+from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader, RemoteReads
 from stoker.sources.remote.storage import Entries, FileStorage, RemoteOptions, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 from stoker.sources.source import Indices, Reader, Source, T_co
+
+T = TypeVar("T")
 
 
 class ReadsRanges(Source[T_co]):
@@ -101,6 +104,26 @@ class Access:
     def reader(self, files: Files) -> RemoteReader:
         """Open the file system for reading ahead."""
         return RemoteReader(files, self.open(), self.options)
+
+    def for_each(
+        self,
+        urls: Sequence[str],
+        look: Callable[[RemoteReads], T],
+        show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
+    ) -> list[T]:
+        """Return the results of ``look`` for each file, as ``files.for_each``."""
+        storage, ended = self.open(), list[bool]()
+        retry_s = self.options.retry_s
+        try:
+            return for_each(
+                urls,
+                lambda url: look(RemoteReads(url, storage, retry_s, ended)),
+                self.options.requests,
+                show,
+            )
+        finally:
+            ended.append(True)  # where one has failed, others may be under way
+            run_on(storage.loop, storage.close)
 
     def find(self, levels: int | None = None) -> Entries:
         """List the files below ``url``, at least those down to so many levels.

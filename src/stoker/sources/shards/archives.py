@@ -120,21 +120,6 @@ class HeaderReads:
         return self._held[within : within + nbytes]
 
 
-class SeekableShard(SeekableFile):
-    """A file read by offset, in the form that ``zipfile`` needs."""
-
-    def __init__(self, file: ShardFile) -> None:
-        super().__init__(file.version().size_bytes)
-        self._file = file
-
-    def readinto(self, buffer: Any) -> int:
-        nbytes = max(0, min(len(buffer), self._size - self._at))
-        if nbytes:
-            buffer[:nbytes] = self._file.read(self._at, nbytes)
-        self._at += nbytes
-        return nbytes
-
-
 def members_of(file: ShardFile) -> ArchiveMembers:
     """Yield the files of an archive, tar or zip by its first bytes.
 
@@ -284,8 +269,9 @@ def _zip_members(file: ShardFile) -> ArchiveMembers:
     Raises DamagedError; UnusableShardError for files that are encrypted, links, or not compressed
     by deflate.
     """
+    size = file.version().size_bytes
     try:
-        with zipfile.ZipFile(io.BufferedReader(SeekableShard(file))) as archive:
+        with zipfile.ZipFile(io.BufferedReader(SeekableFile(size, file.read))) as archive:
             found, end = archive.infolist(), archive.start_dir
     except _ZIP_DAMAGE as error:
         raise DamagedError(f"is truncated or damaged: {error}") from error

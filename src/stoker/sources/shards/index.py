@@ -13,13 +13,12 @@ left half written.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,9 +26,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stoker.basics.future import OneShot, start_thread
 from stoker.basics.resources import user_folder
-from stoker.sources.files import FileVersion
+from stoker.sources.files import FileVersion, for_each
 from stoker.sources.patterns import Names
 from stoker.sources.shards.archives import (
     ArchiveMember,
@@ -43,8 +41,6 @@ from stoker.sources.shards.archives import (
 
 # More than cores: they wait for a disk.
 _THREADS = 8
-# A user who waits for an index sees that it goes on; most are built in less, without a line.
-_SHOW_EVERY_S = 2.0
 # Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 5
 # 128 bits of xxh3: damage goes unnoticed once in 10**38.
@@ -165,62 +161,27 @@ class _Grouping:
 _NO_ROWS: NDArray[np.int64] = np.empty((0, 5), np.int64)
 
 
-def index_shards(
-    paths: Sequence[str],
-    open_shard: Callable[[str], ShardFile] = HeaderReads,
-    at_once: int = _THREADS,
-) -> list[ShardIndex]:
-    """Return the indexes of shards: kept ones, and newly built ones.
+def index_shards(paths: Sequence[str]) -> list[ShardIndex]:
+    """Return the indexes of local shards.
 
     Raises as ``build_index`` for the first unusable shard.
     """
-    results: list[OneShot[ShardIndex]] = [OneShot() for _ in paths]
-    numbers = itertools.count()  # each is taken by one thread
-    given_up = False
-
-    def run() -> None:
-        while not given_up and (number := next(numbers)) < len(paths):
-            try:
-                results[number].give(_index(open_shard(paths[number])))
-            except BaseException as error:
-                results[number].give(error=error)
-
-    threads = [
-        start_thread(f"stoker-index-{number}", run) for number in range(min(at_once, len(paths)))
-    ]
-    shown = False
-    indexes: list[ShardIndex] = []
-    due_s = time.monotonic() + _SHOW_EVERY_S
-    try:
-        for result in results:
-            while True:
-                try:
-                    indexes.append(result.wait(max(0.0, due_s - time.monotonic())))
-                    break
-                except TimeoutError:
-                    shown = _show(indexes, len(paths)) or shown
-                    due_s = time.monotonic() + _SHOW_EVERY_S
-    finally:
-        given_up = True
-    for thread in threads:
-        thread.join()
-    if shown:
-        _show(indexes, len(paths))
-    return indexes
+    return for_each(paths, lambda path: index_of(HeaderReads(path)), _THREADS, show_progress)
 
 
-def _index(file: ShardFile) -> ShardIndex:
+def index_of(file: ShardFile) -> ShardIndex:
+    """Return the kept index of a shard, or a new one, which is kept. Raises as ``build_index``."""
     version = file.version()
-    is_told = version.modified_ns != 0  # not all servers tell it
-    index = load_index(file.path, version) if is_told else None
+    index = load_index(file.path, version) if version.is_known else None
     if index is None:
         index = build_index(file)
-        if is_told:
+        if version.is_known:
             save_index(index)
     return index
 
 
-def _show(indexes: Sequence[ShardIndex], of: int) -> bool:
+def show_progress(indexes: Sequence[ShardIndex], of: int) -> bool:
+    """Write to a terminal how many shards are indexed; return False if there is none."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
         if sys.stderr.isatty():
             examples = sum(len(index.keys) for index in indexes)

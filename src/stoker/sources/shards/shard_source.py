@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint
-from stoker.basics.future import run_on
 from stoker.basics.resources import format_bytes
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
@@ -25,13 +24,12 @@ from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, OpenFiles, refuse_too_large
 from stoker.sources.in_files import InFiles, Part, fingerprint_in
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import access_to, find_urls
-from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.reader import READ_AT_LEAST, BlockReader, Files, RemoteFile
 from stoker.sources.remote.source import ReadsRanges
-from stoker.sources.remote.storage import RemoteOptions, Storage
+from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header, unzip
-from stoker.sources.shards.index import ShardIndex, index_shards
+from stoker.sources.shards.index import ShardIndex, index_of, index_shards, show_progress
 from stoker.sources.source import Indices, Reader
 
 KEY = "__key__"
@@ -41,9 +39,6 @@ _SMALL = 1 << 18
 # Headers and padding, in front of each file: a tar header of 512 bytes, a long name's, and the rest
 # of a block.
 _BETWEEN = 2048
-# One request finds many headers of small files; at 100 MB/s 64 KiB take less than the request
-# itself.
-_HEADERS_BYTES = 1 << 16
 # The most bytes of a read, as a multiple of the example's files: beyond that three quarters of each
 # read are dropped.
 _SCATTERED = 4
@@ -288,17 +283,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         return str(self.path(index))
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        access, options = self.access, self.access.options
-        urls = find_urls(shards, access)
-        storage = access.open()
-        ended: list[bool] = []
-        try:
-            return index_shards(
-                urls, lambda url: _RemoteShard(url, storage, options, ended), options.requests
-            )
-        finally:
-            ended.append(True)  # where one has failed, others may be under way
-            run_on(storage.loop, storage.close)
+        return self.access.for_each(find_urls(shards, self.access), index_of, show_progress)
 
 
 def _refuse_scattered(shard: ShardIndex) -> None:
@@ -310,52 +295,12 @@ def _refuse_scattered(shard: ShardIndex) -> None:
     first = np.concatenate([[0], shard.places.ends[:-1]])
     wanted = np.add.reduceat(shard.places.nbytes, first)
     worst = int(np.argmax(spans - wanted))
-    if spans[worst] > _SCATTERED * wanted[worst] + _HEADERS_BYTES:
+    if spans[worst] > _SCATTERED * wanted[worst] + READ_AT_LEAST:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
             f"bytes apart, so one request would read all of these for {int(wanted[worst]):,}: "
             "pack the shard again, with the files of an example next to each other"
         )
-
-
-class _RemoteShard:
-    """A file at a URL, read by offset, by one thread, until ``ended`` is set."""
-
-    def __init__(
-        self, url: str, storage: Storage, options: RemoteOptions, ended: list[bool]
-    ) -> None:
-        self.path = url
-        self._storage = storage
-        self._retry_s = options.retry_s
-        self._ended = ended
-        self._at = storage.to_path(url)
-        self._start, self._held = 0, b""
-        size, version = self._run(lambda: storage.look_up(self._at))
-        self._version = FileVersion(size, version)
-
-    def version(self) -> FileVersion:
-        return self._version
-
-    def read(self, start: int, nbytes: int) -> bytes:
-        """Return bytes, and keep some of the bytes after them."""
-        within = start - self._start
-        if not 0 <= within <= len(self._held) - nbytes:
-            whole, version = self._version[:2]
-            wanted = min(max(nbytes, _HEADERS_BYTES), whole - start)
-            self._start, within = start, 0
-            self._held = self._run(
-                lambda: self._storage.read_part(self._at, start, wanted, whole, version)
-            )
-        return self._held[within : within + nbytes]
-
-    def _run(self, attempt: Any) -> Any:
-        self._check()
-        reading = functools.partial(retry, attempt, self.path, self._retry_s, self._check)
-        return run_on(self._storage.loop, reading)
-
-    def _check(self) -> None:
-        if self._ended:
-            raise RuntimeError("another shard could not be read")
 
 
 class Runs(NamedTuple):
@@ -367,18 +312,6 @@ class Runs(NamedTuple):
     starts: NDArray[np.int64]
     """The range in bytes of its shard."""
     stops: NDArray[np.int64]
-
-
-class Examples(Protocol):
-    """Locates the examples of runs, and makes them from bytes."""
-
-    def locate(self, index: int) -> RemoteFile:
-        """Return an example's address."""
-        ...
-
-    def example(self, index: int, data: bytes) -> Any:
-        """Make an example from its bytes."""
-        ...
 
 
 class _Run(NamedTuple):
@@ -401,7 +334,7 @@ class ShardRuns:
     """
 
     def __init__(
-        self, runs: Runs, files: Sequence[tuple[str, FileVersion]], examples: Examples
+        self, runs: Runs, files: Sequence[tuple[str, FileVersion]], examples: Files
     ) -> None:
         self.held = HeldBlocks(KEPT_BYTES)
         self._runs = runs

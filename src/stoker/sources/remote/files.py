@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,8 +241,7 @@ def _find_pattern(url: str) -> int | None:
 
 def access_to(given: Paths, options: RemoteOptions) -> Access:
     """Return the access to the file system of these URLs."""
-    first = next(iter(given)) if _is_list(given) else given
-    return Access(str(first), options)
+    return Access(str(path_list(given, "a source")[0]), options)
 
 
 def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
@@ -258,7 +257,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
     RemoteError.
     """
-    texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
+    texts = [os.fspath(each) for each in path_list(given, "a source")]
     urls: list[str] = []
     for url in itertools.chain.from_iterable(map(expand_braces, texts)):
         if "://" not in url:
@@ -282,7 +281,3 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
             raise FileNotFoundError(f"no file fits {folder}**/*{suffix}")
         urls += each
     return urls
-
-
-def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
-    return not isinstance(given, (str, os.PathLike))

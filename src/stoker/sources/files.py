@@ -51,6 +51,9 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+# Of headers and footers: many headers of small files lie in it. At 100 MB/s so much takes less than
+# a request, or a disk's seek.
+READ_AT_LEAST = 1 << 16
 # A user who waits for an index sees that it goes on; most are built in less, without a line.
 _SHOW_EVERY_S = 2.0
 # A quarter of the 1,024 descriptors that a process usually has.
@@ -325,6 +328,51 @@ class SeekableFile(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+class PartialFile:
+    """A file, local or at a URL, that one thread reads in parts.
+
+    Args:
+        path: its path or URL.
+        version: its version.
+        read: ``read(start, nbytes)`` reads bytes.
+        reads_ahead: whether each read fetches ``READ_AT_LEAST`` bytes, as for storage that takes a
+            request for each. Otherwise only one near the last: slow disks then need one seek.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        version: FileVersion,
+        read: Callable[[int, int], bytes],
+        *,
+        reads_ahead: bool,
+    ) -> None:
+        self.path, self.version = path, version
+        self._read, self._reads_ahead = read, reads_ahead
+        self._held, self._start, self._last = b"", 0, -READ_AT_LEAST
+
+    @classmethod
+    def at(cls, path: str) -> PartialFile:
+        """Open a local file."""
+        file = OpenFile(path)
+        return cls(path, file.version(), file.read, reads_ahead=False)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return bytes; what is read behind them is kept for the next call."""
+        within = start - self._start
+        if not 0 <= within <= len(self._held) - nbytes:
+            is_near = self._reads_ahead or 0 <= start - self._last < READ_AT_LEAST
+            ahead = min(READ_AT_LEAST, self.version.size_bytes - start) if is_near else 0
+            self._start, within = start, 0
+            self._held = self._read(start, max(nbytes, ahead))
+        self._last = start
+        return self._held[within : within + nbytes]
+
+    def as_file(self) -> io.BufferedReader:
+        """Return a file object."""
+        return io.BufferedReader(SeekableFile(self.version.size_bytes, self.read))
 
 
 def for_each(

@@ -7,7 +7,6 @@ If it stops at an error, NumPy continues, and raises the precise error.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,7 +18,7 @@ from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
+from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, PartialFile
 from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
 from stoker.sources.remote.files import access_to, find_urls
@@ -206,7 +205,8 @@ class TokenSource(InFiles, Rows):
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        return [find_tokens(path, dtype) for path in find_files(files, "from_tokens")]
+        paths = find_files(files, "from_tokens")
+        return [token_file(PartialFile.at(path), dtype) for path in paths]
 
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
@@ -232,24 +232,16 @@ class TokenFile(NamedTuple):
     tokens: int
 
 
-def find_tokens(path: str, dtype: DTypeLike | None) -> TokenFile:
-    found = os.stat(path)
-    with open(path, "rb") as file:
-        return token_file(path, version_of(found), dtype, file)
-
-
-def token_file(
-    path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
-) -> TokenFile:
+def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
     """Return a file's token dtype and count, from its first bytes."""
-    start = 0
-    head = file.read(_MAGIC_BYTES)
-    file.seek(0)
+    path, version, start = file.path, file.version, 0
+    head = file.read(0, min(_MAGIC_BYTES, version.size_bytes))
     if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
-        shape, kind = _npy_header(path, file)
+        opened = file.as_file()
+        shape, kind = _npy_header(path, opened)
         if len(shape) != 1:
             raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
-        start = file.tell()
+        start = opened.tell()
         if dtype is not None and np.dtype(dtype) != kind:
             raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
         if version.size_bytes < start + shape[0] * kind.itemsize:
@@ -421,7 +413,5 @@ class RemoteTokenSource(ReadsRanges[Any], TokenSource):
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        return self.access.for_each(
-            find_urls(files, self.access),
-            lambda file: token_file(file.path, file.version(), dtype, file.as_file()),
-        )
+        urls = find_urls(files, self.access)
+        return self.access.for_each(urls, lambda file: token_file(file, dtype))

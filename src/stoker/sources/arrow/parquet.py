@@ -26,11 +26,11 @@ from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
 from stoker.sources.blocks import HeldBlocks
-from stoker.sources.files import FileVersion, SeekableFile, version_of
+from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
 from stoker.sources.in_files import InFiles, Part
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.remote.files import access_to, find_urls
-from stoker.sources.remote.reader import BlockReader, RemoteFile, RemoteReads
+from stoker.sources.remote.reader import BlockReader, RemoteFile
 from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.source import Indices, Rows
@@ -501,8 +501,8 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
             ) from error
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        def look(file: RemoteReads) -> tuple[str, FileVersion, Any]:
-            return file.path, file.version(), self._read_metadata(file.path, file.as_file())
+        def look(file: PartialFile) -> tuple[str, FileVersion, Any]:
+            return file.path, file.version, self._read_metadata(file.path, file.as_file())
 
         urls = find_urls(paths, self.access, ".parquet")
         for url, version, metadata in self.access.for_each(urls, look):

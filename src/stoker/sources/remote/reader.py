@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import io
 import sys
 import threading
 from collections import deque
@@ -15,19 +13,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.future import OneShot, run_on
+from stoker.basics.future import OneShot
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import again_soon, defer_interrupts
 from stoker.sources.blocks import HeldBlocks
-from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import RemoteOptions, Storage
 from stoker.sources.source import Indices
 
 # As long as a user waits without a word for connections that are being closed.
 _GRACE_S = 2.0
-# One request finds many headers, or a footer; at 100 MB/s so much takes less than the request.
-READ_AT_LEAST = 1 << 16
 _CLOSED = "the reader is closed"
 
 
@@ -46,45 +41,6 @@ class RemoteFile(NamedTuple):
     """The file's version when it was listed, as in ``Entries``; 0: unknown."""
     path: str | None = None
     """Its path in the file system; None: derived from the URL."""
-
-
-class RemoteReads:
-    """A file at a URL, read by offset, by one thread, until ``ended`` is set."""
-
-    def __init__(self, url: str, storage: Storage, retry_s: float, ended: list[bool]) -> None:
-        self.path = url
-        self._storage, self._retry_s, self._ended = storage, retry_s, ended
-        self._at = storage.to_path(url)
-        self._start, self._held = 0, b""
-        self._version = FileVersion(*self._run(lambda: storage.look_up(self._at)))
-
-    def version(self) -> FileVersion:
-        return self._version
-
-    def read(self, start: int, nbytes: int) -> bytes:
-        """Return bytes, and keep some of the bytes after them."""
-        within = start - self._start
-        if not 0 <= within <= len(self._held) - nbytes:
-            whole, version = self._version[:2]
-            wanted = min(max(nbytes, READ_AT_LEAST), whole - start)
-            self._start, within = start, 0
-            self._held = self._run(
-                lambda: self._storage.read_part(self._at, start, wanted, whole, version)
-            )
-        return self._held[within : within + nbytes]
-
-    def as_file(self) -> io.BufferedReader:
-        """Return a file object."""
-        return io.BufferedReader(SeekableFile(self._version.size_bytes, self.read))
-
-    def _run(self, attempt: Any) -> Any:
-        self._check()
-        reading = functools.partial(retry, attempt, self.path, self._retry_s, self._check)
-        return run_on(self._storage.loop, reading)
-
-    def _check(self) -> None:
-        if self._ended:
-            raise RuntimeError("another file could not be read")
 
 
 class Files(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,16 +13,17 @@ from typing import Any, TypeVar
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
 from stoker.schedule.selection import Selection
-from stoker.sources.files import for_each
+from stoker.sources.files import FileVersion, PartialFile, for_each
 from stoker.sources.patterns import is_web
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader, RemoteReads
+from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import Entries, FileStorage, RemoteOptions, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 from stoker.sources.source import Indices, Reader, Source, T_co
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ReadsRanges(Source[T_co]):
@@ -108,22 +110,35 @@ class Access:
     def for_each(
         self,
         urls: Sequence[str],
-        look: Callable[[RemoteReads], T],
+        look: Callable[[PartialFile], T],
         show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
     ) -> list[T]:
         """Return the results of ``look`` for each file, as ``files.for_each``."""
-        storage, ended = self.open(), list[bool]()
-        retry_s = self.options.retry_s
+        opened, has_ended = self.open(), False
+
+        def check() -> None:
+            if has_ended:
+                raise RuntimeError("another file could not be read")
+
+        def run(url: str, attempt: Callable[[], Awaitable[R]]) -> R:
+            check()
+            again = functools.partial(retry, attempt, url, self.options.retry_s, check)
+            return run_on(opened.loop, again)
+
+        def look_at(url: str) -> T:
+            path = opened.to_path(url)
+            version = FileVersion(*run(url, lambda: opened.look_up(path)))
+
+            def read(start: int, nbytes: int) -> bytes:
+                return run(url, lambda: opened.read_part(path, start, nbytes, *version[:2]))
+
+            return look(PartialFile(url, version, read, reads_ahead=True))
+
         try:
-            return for_each(
-                urls,
-                lambda url: look(RemoteReads(url, storage, retry_s, ended)),
-                self.options.requests,
-                show,
-            )
+            return for_each(urls, look_at, self.options.requests, show)
         finally:
-            ended.append(True)  # where one has failed, others may be under way
-            run_on(storage.loop, storage.close)
+            has_ended = True  # where one has failed, others may be under way
+            run_on(opened.loop, opened.close)
 
     def find(self, levels: int | None = None) -> Entries:
         """List the files below ``url``, at least those down to so many levels.

@@ -26,20 +26,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from stoker.basics.resources import user_folder
-from stoker.sources.files import FileVersion, for_each
+from stoker.sources.files import FileVersion, PartialFile
 from stoker.sources.patterns import Names
 from stoker.sources.shards.archives import (
     ArchiveMember,
     DamagedError,
-    HeaderReads,
-    ShardFile,
     UnusableShardError,
     members_of,
     split_name,
 )
 
-# More than cores: they wait for a disk.
-_THREADS = 8
 # Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 6
 # 128 bits of xxh3: damage goes unnoticed once in 10**38.
@@ -96,7 +92,7 @@ class ShardIndex(NamedTuple):
         return key
 
 
-def build_index(file: ShardFile) -> ShardIndex:
+def build_index(file: PartialFile) -> ShardIndex:
     """Read the headers of a shard.
 
     The index notes damage: examples before it can be read.
@@ -104,7 +100,7 @@ def build_index(file: ShardFile) -> ShardIndex:
     Raises UnusableShardError for a file that is not a shard, and for a shard in which an example
     has a field twice; OSError.
     """
-    path, version = file.path, file.version()
+    path, version = file.path, file.version
     grouping = _Grouping(path)
     damage = ""
     try:
@@ -158,17 +154,9 @@ class _Grouping:
 _NO_ROWS: NDArray[np.int64] = np.empty((0, 5), np.int64)
 
 
-def index_shards(paths: Sequence[str]) -> list[ShardIndex]:
-    """Return the indexes of local shards.
-
-    Raises as ``build_index`` for the first unusable shard.
-    """
-    return for_each(paths, lambda path: index_of(HeaderReads(path)), _THREADS, show_progress)
-
-
-def index_of(file: ShardFile) -> ShardIndex:
+def index_of(file: PartialFile) -> ShardIndex:
     """Return the kept index of a shard, or a new one, which is kept. Raises as ``build_index``."""
-    version = file.version()
+    version = file.version
     index = load_index(file.path, version) if version.is_known else None
     if index is None:
         index = build_index(file)

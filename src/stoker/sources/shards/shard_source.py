@@ -21,15 +21,22 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.selection import Selection
 from stoker.sources.blocks import HeldBlocks
-from stoker.sources.files import FileVersion, OpenFiles, refuse_too_large
+from stoker.sources.files import (
+    READ_AT_LEAST,
+    FileVersion,
+    OpenFiles,
+    PartialFile,
+    for_each,
+    refuse_too_large,
+)
 from stoker.sources.in_files import InFiles, Part, fingerprint_in
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.remote.files import access_to, find_urls
-from stoker.sources.remote.reader import READ_AT_LEAST, BlockReader, Files, RemoteFile
+from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
 from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header, unzip
-from stoker.sources.shards.index import ShardIndex, index_of, index_shards, show_progress
+from stoker.sources.shards.index import ShardIndex, index_of, show_progress
 from stoker.sources.source import Indices, Reader
 
 KEY = "__key__"
@@ -54,6 +61,8 @@ a reader behind another still finds them."""
 AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
 """Of runs that are read ahead of their use: two windows, the one that is used and the next. 32
 MiB."""
+# More than cores: they wait for a disk.
+_THREADS = 8
 
 Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
@@ -139,7 +148,8 @@ class ShardSource(InFiles):
         return self._files[shard], number
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        return index_shards(find_files(shards, "from_tar"))
+        paths = find_files(shards, "from_tar")
+        return for_each(paths, lambda path: index_of(PartialFile.at(path)), _THREADS, show_progress)
 
     def _make(
         self, shard: ShardIndex, number: int, files: dict[str, list[int]], read: Read

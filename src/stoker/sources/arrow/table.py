@@ -43,10 +43,12 @@ class TableSource(IndexedSource):
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped_rows if self._grouped_rows.are_stacked else None
+        found = self._grouped_rows
+        return found if found is not None and found.are_stacked else None
 
     @functools.cached_property
-    def _grouped_rows(self) -> GroupedRows:
+    def _grouped_rows(self) -> GroupedRows | None:
+        """The rows, unless more than the table must be read."""
         return GroupedRows.of(self._table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class TableSource(IndexedSource):
         return int(self._table.num_rows)
 
     def fetch(self, indices: Indices) -> list[Any]:
+        assert self._grouped_rows is not None
         return self._grouped_rows.examples(indices)
 
     def column(self, field: str | int) -> NDArray[Any]:

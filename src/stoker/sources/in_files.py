@@ -36,9 +36,20 @@ class Part(NamedTuple):
 
 
 class InFiles(IndexedSource):
-    """A source whose examples are parts of files."""
+    """A source whose examples are parts of files.
 
+    Attributes:
+        caller: the name of the function that makes it.
+        given: the user's paths, as a short text.
+    """
+
+    caller: str
+    given: str
     _files: Sequence[VersionedFile]
+
+    @property
+    def name(self) -> str:
+        return f"{self.caller}({self.given})"
 
     @abstractmethod
     def part(self, index: int) -> Part:

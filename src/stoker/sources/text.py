@@ -46,22 +46,17 @@ class _LineSource(InFiles):
     no lines, or cannot be read by line; TypeError for other arguments.
     """
 
-    _caller: str
     _keeps_blank: bool
     _files: Sequence[LineIndex]
 
     def __init__(self, files: Paths) -> None:
-        self._given = describe_paths(files)
-        found = find_files(files, self._caller)
+        self.given = describe_paths(files)
+        found = find_files(files, self.caller)
         self._files = [index_lines(path, keep_blank=self._keeps_blank) for path in found]
         self._lines = Numbering([len(file.ends) for file in self._files])
         if not self._lines.total:
             raise ValueError(f"{self.name} has no lines")
         self._opened = OpenFiles()
-
-    @property
-    def name(self) -> str:
-        return f"{self._caller}({self._given})"
 
     def __len__(self) -> int:
         return self._lines.total
@@ -90,7 +85,7 @@ class _LineSource(InFiles):
         return f"{len(self):,} lines{files}"
 
     def settings(self) -> str:
-        return self._caller
+        return self.caller
 
     def part(self, index: int) -> Part:
         """Return the file and the line, as compilers write them, numbered by its end."""
@@ -102,7 +97,7 @@ class _LineSource(InFiles):
 class TextSource(_LineSource):
     """Lines as text. Empty lines count."""
 
-    _caller = "from_text"
+    caller = "from_text"
     _keeps_blank = True
 
     def _make(self, line: bytes) -> str:
@@ -112,7 +107,7 @@ class TextSource(_LineSource):
 class JsonLinesSource(_LineSource):
     """The JSON value in each line; empty and blank lines are left out."""
 
-    _caller = "from_jsonl"
+    caller = "from_jsonl"
     _keeps_blank = False
 
     def _make(self, line: bytes) -> Any:

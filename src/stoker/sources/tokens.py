@@ -91,6 +91,7 @@ class TokenSource(InFiles, Rows):
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
 
+    caller = "from_tokens"
     _files: Sequence[TokenFile]
 
     def __init__(
@@ -111,7 +112,7 @@ class TokenSource(InFiles, Rows):
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
-        self._given = describe_paths(files)
+        self.given = describe_paths(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._windows = Numbering(counts)
         if not self._windows.total:
@@ -125,7 +126,7 @@ class TokenSource(InFiles, Rows):
 
     @property
     def name(self) -> str:
-        return f"from_tokens({self._given}, {self._length})"
+        return f"{self.caller}({self.given}, {self._length})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -205,7 +206,7 @@ class TokenSource(InFiles, Rows):
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        paths = find_files(files, "from_tokens")
+        paths = find_files(files, self.caller)
         return [token_file(PartialFile.at(path), dtype) for path in paths]
 
     @property

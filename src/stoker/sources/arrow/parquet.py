@@ -50,44 +50,44 @@ _RARELY = 20
 _AHEAD_SHARE = 0.25
 
 
-class _Footers:
-    """The metadata of the files read last, up to a total size. Pickles as an empty one."""
+class _OpenFiles:
+    """The metadata of the files read last, up to a total size, and the last one, still open.
+
+    Opening takes 50 us, a tenth of reading a row group of 12,500 rows with 8 columns. One thread at
+    a time reads an open file. Pickles as none.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._nbytes = 0
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _Footers, ()
-
-    def add(self, path: str, metadata: Any) -> None:
-        if self._nbytes + metadata.serialized_size > _FOOTERS_BYTES:
-            self._held, self._nbytes = {}, 0
-        self._held[path] = metadata
-        self._nbytes += metadata.serialized_size
-
-    def get(self, path: str) -> Any:
-        """Return the metadata of a file; None if it is not held."""
-        return self._held.get(path)
-
-
-class _OpenFile:
-    """The file that was read last, still open: opening takes 50 us, a tenth of reading a row group
-    of 12,500 rows with 8 columns. One thread at a time reads it. Pickles as none."""
-
-    def __init__(self) -> None:
         self._idle: deque[tuple[str, Any]] = deque(maxlen=1)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _OpenFile, ()
+        return _OpenFiles, ()
+
+    def add(self, path: str, metadata: Any) -> None:
+        if self._nbytes + metadata.serialized_size > _FOOTERS_BYTES:
+            self._metadata, self._nbytes = {}, 0
+        self._metadata[path] = metadata
+        self._nbytes += metadata.serialized_size
+
+    def metadata(self, path: str) -> Any:
+        """Return the metadata of a file; None if it is not held."""
+        return self._metadata.get(path)
 
     def take(self, path: str) -> Any:
-        """Return the file, which no other thread gets until it is kept again; None if not open."""
+        """Return the file, which no other thread gets until it is kept again."""
         with contextlib.suppress(IndexError):
             held, file = self._idle.pop()
             if held == path:
                 return file
-        return None
+        metadata = self.metadata(path)
+        # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which fetches the
+        # columns together beforehand, 0.47.
+        file = _parquet().ParquetFile(path, metadata=metadata, pre_buffer=False)
+        if metadata is None:
+            self.add(path, file.metadata)
+        return file
 
     def keep(self, path: str, file: Any) -> None:
         self._idle.append((path, file))
@@ -119,11 +119,13 @@ class ParquetSource(InFiles):
         TypeError: wrong kinds of arguments.
     """
 
+    caller = "from_parquet"
+
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
-        import_pyarrow("from_parquet", "pyarrow.parquet")
-        self._given = describe_paths(paths)
+        _parquet()
+        self.given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -131,7 +133,7 @@ class ParquetSource(InFiles):
         self._nbytes = files = 0
         schemas: dict[Any, str] = {}  # each with the first file that has it
         nulls: set[str] = set()
-        self._footers, self._last = _Footers(), _OpenFile()
+        self._opened = _OpenFiles()
         for path, version, metadata in self._look(paths):
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
@@ -144,7 +146,7 @@ class ParquetSource(InFiles):
                 counts.append(rows)
                 self._nbytes += nbytes
             self._files.append(_File(path, version))
-            self._footers.add(path, metadata)
+            self._opened.add(path, metadata)
             file_rows.append(metadata.num_rows)
         if not schemas:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
@@ -160,10 +162,6 @@ class ParquetSource(InFiles):
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._has_warned = False
-
-    @property
-    def name(self) -> str:
-        return f"from_parquet({self._given})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -231,7 +229,7 @@ class ParquetSource(InFiles):
         return found
 
     def _metadata_of(self, path: str) -> Any:
-        found = self._footers.get(path)
+        found = self._opened.metadata(path)
         return self._read_metadata(path) if found is None else found
 
     def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
@@ -264,12 +262,12 @@ class ParquetSource(InFiles):
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         """Yield each matching file, with its version and its metadata."""
-        for path in find_files(paths, "from_parquet", ".parquet"):
+        for path in find_files(paths, self.caller, ".parquet"):
             found = os.stat(path)
             yield path, version_of(found), self._read_metadata(path)
 
     def _read_metadata(self, path: str, file: Any = None) -> Any:
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        parquet = _parquet()
         try:
             return parquet.read_metadata(path if file is None else file)
         except (RemoteError, FileNotFoundError):
@@ -278,26 +276,18 @@ class ParquetSource(InFiles):
             raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
     def _open(self, path: str) -> Any:
-        return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)
+        return _parquet().ParquetFile(path)
 
     def _read(self, group: int) -> Any:
         number, within = self._groups[group]
         path, version = self._files[number]
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
             raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         try:
-            file = self._last.take(path)
-            if file is None:
-                footer = self._footers.get(path)
-                # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which
-                # fetches the columns together beforehand, 0.47.
-                file = parquet.ParquetFile(path, metadata=footer, pre_buffer=False)
-                if footer is None:
-                    self._footers.add(path, file.metadata)
+            file = self._opened.take(path)
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
-            self._last.keep(path, file)
+            self._opened.keep(path, file)
             return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(f"{path}, row group {within}: {error}") from error
@@ -328,6 +318,10 @@ class ParquetSource(InFiles):
             f"random order, and {format_bytes(held.limit_bytes)} of them are kept. Put "
             ".cache(...) behind it, or write smaller row groups"
         )
+
+
+def _parquet() -> Any:
+    return import_pyarrow("from_parquet", "pyarrow.parquet")
 
 
 def columns_of(path: str, names: Collection[str]) -> list[str]:
@@ -483,7 +477,6 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         """Return the table of a row group."""
         number, within = self._groups[index]
         path, version = self._files[number]
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         first = self._spans[index][0]
 
         def read(start: int, nbytes: int) -> bytes:
@@ -491,7 +484,7 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
 
         part = io.BufferedReader(SeekableFile(version.size_bytes, read))
         try:
-            file = parquet.ParquetFile(part, metadata=self._metadata[path])
+            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
             return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds

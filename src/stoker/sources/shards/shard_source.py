@@ -23,7 +23,6 @@ from stoker.schedule.selection import Selection
 from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import (
     READ_AT_LEAST,
-    FileVersion,
     OpenFiles,
     PartialFile,
     for_each,
@@ -84,13 +83,14 @@ class ShardSource(InFiles):
         TypeError: wrong kinds of arguments.
     """
 
+    caller = "from_tar"
     prefers_blocks = False
     _files: Sequence[ShardIndex]
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._files = self._index(shards)
-        self._given = describe_paths(shards)
+        self.given = describe_paths(shards)
         self._numbering = Numbering([len(shard.keys) for shard in self._files])
         for shard in self._files:
             _tell_damage(shard, is_strict=is_strict)
@@ -102,10 +102,6 @@ class ShardSource(InFiles):
                 shown_fields = ", ".join(map(repr, there))
                 raise ValueError(f"{self.name} has no field {field!r}; it has {shown_fields}")
         self._opened = OpenFiles()
-
-    @property
-    def name(self) -> str:
-        return f"from_tar({self._given})"
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -148,7 +144,7 @@ class ShardSource(InFiles):
         return self._files[shard], number
 
     def _index(self, shards: Paths) -> list[ShardIndex]:
-        paths = find_files(shards, "from_tar")
+        paths = find_files(shards, self.caller)
         return for_each(paths, lambda path: index_of(PartialFile.at(path)), _THREADS, show_progress)
 
     def _make(
@@ -258,8 +254,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         together = selection is not None and selection.goes_through(ends)
         if not together and (selection is None or len(ends) > WINDOW):
             return self.access.reader(self)
-        files = [(shard.path, shard.version) for shard in self._files]
-        runs = ShardRuns(self._runs, files, self)
+        runs = ShardRuns(self._runs, self._files, self)
         return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
     def locate(self, index: int) -> RemoteFile:
@@ -339,16 +334,14 @@ class ShardRuns:
 
     Args:
         runs: of all shards.
-        files: of each shard its URL and version.
+        shards: the shards.
         examples: makes examples from a run.
     """
 
-    def __init__(
-        self, runs: Runs, files: Sequence[tuple[str, FileVersion]], examples: Files
-    ) -> None:
+    def __init__(self, runs: Runs, shards: Sequence[ShardIndex], examples: Files) -> None:
         self.held = HeldBlocks(KEPT_BYTES)
         self._runs = runs
-        self._shards = files
+        self._shards = shards
         self._examples = examples
 
     def blocks_of(self, indices: Indices) -> NDArray[Any]:
@@ -357,8 +350,8 @@ class ShardRuns:
     def locate(self, index: int) -> RemoteFile:
         _, shards, starts, stops = self._runs
         start, stop = int(starts[index]), int(stops[index])
-        url, version = self._shards[int(shards[index])]
-        return RemoteFile(url, stop - start, start, *version[:2])
+        shard = self._shards[int(shards[index])]
+        return RemoteFile(shard.path, stop - start, start, *shard.version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
         """Return a run, made from its bytes."""

@@ -17,9 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.basics import resources
 from stoker.basics.fingerprint import of_file
 from stoker.basics.future import OneShot, start_thread
@@ -221,17 +218,6 @@ class OpenFiles:
         Raises ValueError if it has changed, or is shorter; OSError.
         """
         return self.open(path, version).read(start, nbytes)
-
-    def read_values(
-        self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
-    ) -> None:
-        """Fill each row of ``out`` from one of the bytes ``starts`` on.
-
-        ``out`` is C-ordered, with two axes. Raises as ``read``.
-        """
-        self.open(path, version).read_parts(
-            starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
-        )
 
     def open(self, path: str, version: FileVersion) -> OpenFile:
         """Return an open file of this version. Raises ValueError if it has changed."""

@@ -365,7 +365,8 @@ class WindowReader:
             there = files == number
             starts = (begins + tokens[there] * dtype.itemsize).tolist()
             found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
-            self._opened.read_values(path, version, starts, found)
+            file = self._opened.open(path, version)
+            file.read_parts(starts, found.view(np.uint8).reshape(-1).data, found[0].nbytes)
             of_file = slice(None) if len(starts) == len(files) else there
             inputs[of_file] = found[:, :-1]
             targets[of_file] = found[:, 1:]

@@ -31,7 +31,7 @@ from stoker.errors import StateError
 _EVERY = 16
 
 
-class Passes:
+class ReiterableStream:
     """A re-iterable object, or a function that returns iterators: one pass is one epoch.
 
     ``name`` is the constructor's name, ``what`` the kind of its items.
@@ -108,7 +108,7 @@ def _begins_anew(given: Any) -> bool:
     return package in ("datasets", "torchdata", "stoker")
 
 
-class Standing:
+class StreamState:
     """The position, between passes, of an object with its own state.
 
     Args:

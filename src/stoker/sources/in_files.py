@@ -21,18 +21,18 @@ class VersionedFile(Protocol):
     def version(self) -> FileVersion: ...
 
 
-class Part(NamedTuple):
-    """An example's place in a file.
+class FileItem(NamedTuple):
+    """Where an example is found.
 
     Attributes:
         file: the file.
         number: tells the example from others of the file, also in another process.
-        within: what is written behind the file's path to name the example.
+        suffix: follows the file's path in the example's name.
     """
 
     file: VersionedFile
     number: int
-    within: str
+    suffix: str
 
 
 class InFiles(IndexedSource):
@@ -52,20 +52,20 @@ class InFiles(IndexedSource):
         return f"{self.caller}({self.given})"
 
     @abstractmethod
-    def part(self, index: int) -> Part:
-        """Return the place of an example."""
+    def item(self, index: int) -> FileItem:
+        """Return where an example is found."""
 
     @abstractmethod
     def settings(self) -> str:
         """Return how examples are made of the files: equal settings give equal examples."""
 
     def path(self, index: int) -> str | None:
-        part = self.part(index)
-        return part.file.path + part.within
+        item = self.item(index)
+        return item.file.path + item.suffix
 
     def name_of(self, index: int) -> str:
-        part = self.part(index)
-        return os.path.basename(part.file.path) + part.within
+        item = self.item(index)
+        return os.path.basename(item.file.path) + item.suffix
 
     def identity(self) -> str | None:
         """Return the settings: an example's fingerprint has its file, and the file's version.
@@ -77,13 +77,13 @@ class InFiles(IndexedSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's present version with the example's number; for a URL the listed one."""
-        file, number, _ = self.part(index)
+        file, number, _ = self.item(index)
         return fingerprint_in(file, number)
 
 
-def fingerprint_in(file: VersionedFile, number: int, within: str = "") -> Fingerprint:
+def fingerprint_in(file: VersionedFile, number: int, suffix: str = "") -> Fingerprint:
     """Return the fingerprint of a part of a file."""
     if "://" in file.path:
-        return Fingerprint(file.path + within, *file.version[:2], number)
+        return Fingerprint(file.path + suffix, *file.version[:2], number)
     path = os.path.abspath(file.path)
-    return of_file(path + within, os.stat(path), number)
+    return of_file(path + suffix, os.stat(path), number)

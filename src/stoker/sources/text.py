@@ -24,7 +24,7 @@ from stoker.sources.files import (
     compression_of,
     refuse_too_large,
 )
-from stoker.sources.in_files import InFiles, Part
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices
 
@@ -87,11 +87,11 @@ class _LineSource(InFiles):
     def settings(self) -> str:
         return self.caller
 
-    def part(self, index: int) -> Part:
+    def item(self, index: int) -> FileItem:
         """Return the file and the line, as compilers write them, numbered by its end."""
         at, number = self._lines.find(index)
         file = self._files[at]
-        return Part(file, int(file.ends[number]), f":{file.line(number)}")
+        return FileItem(file, int(file.ends[number]), f":{file.line(number)}")
 
 
 class TextSource(_LineSource):

@@ -19,7 +19,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, PartialFile
-from stoker.sources.in_files import InFiles, Part
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
 from stoker.sources.remote.files import access_to, find_urls
 from stoker.sources.remote.reader import RemoteFile
@@ -152,10 +152,10 @@ class TokenSource(InFiles, Rows):
         kinds = sorted({file.dtype.str for file in self._files})
         return f"tokens {kinds} {self._length} {self._separator}"
 
-    def part(self, index: int) -> Part:
+    def item(self, index: int) -> FileItem:
         """Return the file and the window's first token."""
         file, token = self._locate(index)
-        return Part(file, token, f" from token {token} on")
+        return FileItem(file, token, f" from token {token} on")
 
     def concatenate(self, others: Sequence[Rows]) -> TokenSource | None:
         """Return the windows of several sources as one, if all have the same form."""

@@ -27,7 +27,7 @@ from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
 from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
-from stoker.sources.in_files import InFiles, Part
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.remote.files import access_to, find_urls
 from stoker.sources.remote.reader import BlockReader, RemoteFile
@@ -255,10 +255,10 @@ class ParquetSource(InFiles):
         types = f" as {self._schema.types}" if self._is_mixed else ""  # those of other files, too
         return f"parquet {self._columns}{types}"
 
-    def part(self, index: int) -> Part:
+    def item(self, index: int) -> FileItem:
         """Return the file, and the number of the row in it."""
         file, row = self._rows_by_file.find(index)
-        return Part(self._files[file], row, f", row {row}")
+        return FileItem(self._files[file], row, f", row {row}")
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         """Yield each matching file, with its version and its metadata."""

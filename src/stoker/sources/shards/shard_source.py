@@ -28,7 +28,7 @@ from stoker.sources.files import (
     for_each,
     refuse_too_large,
 )
-from stoker.sources.in_files import InFiles, Part, fingerprint_in
+from stoker.sources.in_files import FileItem, InFiles, fingerprint_in
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.remote.files import access_to, find_urls
 from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
@@ -131,13 +131,13 @@ class ShardSource(InFiles):
     def settings(self) -> str:
         return f"shards {'all' if self._fields is None else list(self._fields)}"
 
-    def part(self, index: int) -> Part:
+    def item(self, index: int) -> FileItem:
         """Return the shard, and the key."""
         shard, number = self._locate(index)
-        return Part(shard, number, f"/{shard.keys[number]}")
+        return FileItem(shard, number, f"/{shard.keys[number]}")
 
     def fingerprint(self, index: int) -> Fingerprint:
-        return fingerprint_in(*self.part(index))
+        return fingerprint_in(*self.item(index))
 
     def _locate(self, index: int) -> tuple[ShardIndex, int]:
         shard, number = self._numbering.find(index)

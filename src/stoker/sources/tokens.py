@@ -121,8 +121,7 @@ class TokenSource(InFiles, Rows):
                 f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
                 f"of {len(counts):,} files has {most:,}"
             )
-        self._reader = WindowReader(self._files)
-        self.releases_gil = self._reader.releases_gil
+        self._begin_reading()
 
     @property
     def name(self) -> str:
@@ -167,8 +166,7 @@ class TokenSource(InFiles, Rows):
         made._windows = Numbering(
             np.concatenate([source._windows.ends - source._windows.starts for source in each])
         )
-        made._reader = WindowReader(made._files)
-        made.releases_gil = made._reader.releases_gil
+        made._begin_reading()
         # With more files than stay open, or other dtypes, a reader for each is faster.
         return made if made.releases_gil == all(source.releases_gil for source in each) else None
 
@@ -186,7 +184,7 @@ class TokenSource(InFiles, Rows):
         rows = slice(start, start + len(indices))
         inputs, targets = batch.inputs[rows], batch.targets[rows]
         files, windows = self._windows.find_many(indices)
-        self._reader.read(files, windows * self._stride, inputs, targets)
+        self._read(files, windows * self._stride, inputs, targets)
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
@@ -208,6 +206,78 @@ class TokenSource(InFiles, Rows):
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
         paths = find_files(files, self.caller)
         return [token_file(PartialFile.at(path), dtype) for path in paths]
+
+    def _begin_reading(self) -> None:
+        self._opened = OpenFiles()
+        self._begins = np.array([file.start for file in self._files], np.int64)
+        kinds = {file.dtype for file in self._files}
+        (dtype,) = kinds if len(kinds) == 1 else (None,)
+        self._dtype = dtype if dtype is not None and dtype.isnative else None
+        stay_open = len(self._files) <= MOST_OPEN
+        self._at_once = _WINDOWS if stay_open else _WINDOWS_OF_MANY_FILES
+        # NumPy's many short reads release the GIL, too, but each then waits for other threads to
+        # give it back; so does opening very many files again and again.
+        self.releases_gil = self._is_native and stay_open
+
+    @property
+    def _is_native(self) -> bool:
+        return self._dtype is not None and _of_library() is not None
+
+    def _read(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> None:
+        """Fill rows with windows: for each, the number of its file and its first token.
+
+        ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
+        has changed or is too short; OSError.
+        """
+        done = self._read_widened(files, tokens, inputs, targets) if self._is_native else 0
+        if done < len(files):
+            self._read_and_widen(files[done:], tokens[done:], inputs[done:], targets[done:])
+
+    def _read_widened(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> int:
+        """Read with the library; return the number of windows read."""
+        read_windows, dtype = _of_library(), self._dtype
+        assert read_windows is not None
+        assert dtype is not None
+        starts = self._begins[files] + tokens * dtype.itemsize
+        for at in range(0, len(files), self._at_once):
+            part = slice(at, at + self._at_once)
+            numbers = files[part].tolist()
+            opened = {n: self._opened.open(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
+            descriptors = np.array([opened[n].descriptor for n in numbers], np.int32)
+            done = read_windows(descriptors, starts[part], dtype, inputs[part], targets[part])
+            if done < len(numbers):
+                return at + done
+        return len(files)
+
+    def _read_and_widen(
+        self,
+        files: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> None:
+        for number in dict.fromkeys(files.tolist()):
+            path, version, dtype, begins, _ = self._files[number]
+            there = files == number
+            starts = (begins + tokens[there] * dtype.itemsize).tolist()
+            found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
+            file = self._opened.open(path, version)
+            file.read_parts(starts, found.view(np.uint8).reshape(-1).data, found[0].nbytes)
+            of_file = slice(None) if len(starts) == len(files) else there
+            inputs[of_file] = found[:, :-1]
+            targets[of_file] = found[:, 1:]
 
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
@@ -283,93 +353,6 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
     if any(length < 0 for length in shape):
         raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
     return shape, kind
-
-
-class WindowReader:
-    """Reads windows as ``int64``. Safe to use from any thread.
-
-    Args:
-        files: the token files.
-
-    Attributes:
-        releases_gil: whether almost all work runs without the GIL, in the library. NumPy's many
-            short reads release it too, but each then waits for other threads to give it back; so
-            does opening very many files again and again.
-    """
-
-    def __init__(self, files: Sequence[TokenFile]) -> None:
-        self._files = files
-        self._opened = OpenFiles()
-        self._begins = np.array([file.start for file in files], np.int64)
-        kinds = {file.dtype for file in files}
-        (dtype,) = kinds if len(kinds) == 1 else (None,)
-        self._dtype = dtype if dtype is not None and dtype.isnative else None
-        self._stay_open = len(files) <= MOST_OPEN
-        self._at_once = _WINDOWS if self._stay_open else _WINDOWS_OF_MANY_FILES
-
-    @property
-    def releases_gil(self) -> bool:
-        return self._is_native and self._stay_open
-
-    @property
-    def _is_native(self) -> bool:
-        return self._dtype is not None and _of_library() is not None
-
-    def read(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
-    ) -> None:
-        """Fill rows with windows: for each, the number of its file and its first token.
-
-        ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
-        has changed or is too short; OSError.
-        """
-        done = self._read_widened(files, tokens, inputs, targets) if self._is_native else 0
-        if done < len(files):
-            self._read_and_widen(files[done:], tokens[done:], inputs[done:], targets[done:])
-
-    def _read_widened(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
-    ) -> int:
-        """Read with the library; return the number of windows read."""
-        read_windows, dtype = _of_library(), self._dtype
-        assert read_windows is not None
-        assert dtype is not None
-        starts = self._begins[files] + tokens * dtype.itemsize
-        for at in range(0, len(files), self._at_once):
-            part = slice(at, at + self._at_once)
-            numbers = files[part].tolist()
-            opened = {n: self._opened.open(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
-            descriptors = np.array([opened[n].descriptor for n in numbers], np.int32)
-            done = read_windows(descriptors, starts[part], dtype, inputs[part], targets[part])
-            if done < len(numbers):
-                return at + done
-        return len(files)
-
-    def _read_and_widen(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
-    ) -> None:
-        for number in dict.fromkeys(files.tolist()):
-            path, version, dtype, begins, _ = self._files[number]
-            there = files == number
-            starts = (begins + tokens[there] * dtype.itemsize).tolist()
-            found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
-            file = self._opened.open(path, version)
-            file.read_parts(starts, found.view(np.uint8).reshape(-1).data, found[0].nbytes)
-            of_file = slice(None) if len(starts) == len(files) else there
-            inputs[of_file] = found[:, :-1]
-            targets[of_file] = found[:, 1:]
 
 
 def _of_library() -> Callable[..., int] | None:

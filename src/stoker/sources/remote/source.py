@@ -8,7 +8,7 @@ import importlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
@@ -53,7 +53,7 @@ class ReadsRanges(Source[T_co]):
         """Open the file system for reading ahead."""
         return self.access.reader(self)
 
-    def fetch(self, indices: Indices) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[T_co]:
         """Read examples, through a reader that is opened for this call."""
         with contextlib.closing(self.reader()) as reader:
             return reader.fetch(indices)

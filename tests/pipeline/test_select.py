@@ -163,15 +163,6 @@ def test_blocks_keep_neighbours_together() -> None:
     assert len(set(window)) <= 17
 
 
-def test_ranks_share_out_what_is_chosen() -> None:
-    mask = np.arange(100) % 3 == 0
-    found: list[int] = []
-    for rank in range(3):
-        train = stoker.from_arrays(np.arange(100), seed=1).select(mask).shuffle()
-        found += [int(x) for x in train.shard(rank=rank, world=3, uneven=True)]
-    assert sorted(found) == np.flatnonzero(mask).tolist()
-
-
 def test_parts_of_a_mixture_are_chosen() -> None:
     a = stoker.from_arrays(np.arange(100)).select(np.arange(100) < 40).shuffle()
     b = stoker.from_arrays(np.arange(1_000, 1_100)).select([7, 5])

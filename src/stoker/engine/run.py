@@ -493,7 +493,6 @@ class Run:
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
             thread_trial=pool.thread_trial,
-            process_trial=pool.process_trial,
             worker_time=worker_time,
             stuck_processes=pool.replaced,
             feed_lag_outputs=self._plan.source.lag_outputs(),

@@ -33,7 +33,7 @@ from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQue
 from stoker.engine.workers.tasks import SLOTS, Task
 from stoker.engine.workers.tuning import Autotuner
 from stoker.engine.workers.watch import Watch
-from stoker.stats import ProcessTrial, ThreadTrial
+from stoker.stats import ThreadTrial
 
 # Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
 MOST_SLEEPING = 64
@@ -224,11 +224,6 @@ class WorkerPool:
         if speedup is None or self.remote:
             return None
         return ThreadTrial(self.limit, usable_cores(), speedup)
-
-    @property
-    def process_trial(self) -> ProcessTrial | None:
-        """What a first worker process showed of the user's code; None without one."""
-        return self._autotuner.process_trial
 
     @property
     def inline(self) -> bool:

@@ -21,19 +21,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
-from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
-from stoker.engine.workers.tasks import SLOTS, Task
+from stoker.engine.workers.cost import INLINE_BATCH_NS, SAMPLED_NS, TIMED, CostEstimate
+from stoker.engine.workers.requests import SLOTS
+from stoker.engine.workers.tasks import CHUNK_NS, PROCESS_CHUNK_NS, Task, TaskQueue
 from stoker.engine.workers.tuning import Autotuner
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ThreadTrial
+
+if TYPE_CHECKING:
+    from stoker.engine.workers.first_process import FirstProcess  # takes its time to import
 
 # Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
 MOST_SLEEPING = 64
@@ -63,46 +65,6 @@ def _are_costly(costs: Iterable[CostEstimate]) -> bool:
 def is_worker() -> bool:
     """True if the calling thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
-
-
-class FirstWorker(Protocol):
-    """A worker process that makes all batches until it is known what they cost."""
-
-    @property
-    def slot(self) -> Any:
-        """What runs requests."""
-        ...
-
-    def note(
-        self,
-        depth: int,
-        cost: CostEstimate,
-        rows: int,
-        work_ns: int,
-        handing_ns: int,
-        spent: list[int],
-    ) -> None:
-        """Add a request: its rows, their time there, this thread's for them, its counters."""
-        ...
-
-    def is_costly(self) -> bool | None:
-        """Whether the work is worth processes; None while that is not known."""
-        ...
-
-    def start_all(self) -> list[Any]:
-        """Start the other processes; return what runs requests in all of them."""
-        ...
-
-    def stay_inline(self) -> Callable[[], None] | None:
-        """End the process, and keep the work inline for the pipeline's life.
-
-        Return what tells the user why, if the work is costly; None if there is nothing to tell.
-        """
-        ...
-
-    def end(self) -> None:
-        """End the process: the run is over."""
-        ...
 
 
 class WorkerPool:
@@ -138,7 +100,7 @@ class WorkerPool:
         threads_each: int | None = None,
         grows: bool = False,
         rest: Callable[[list[Any]], bool] | None = None,
-        first: FirstWorker | None = None,
+        first: FirstProcess | None = None,
         stays_inline: bool = False,
     ) -> None:
         self.tells_of_cost: Callable[[], None] | None = None
@@ -321,7 +283,7 @@ class WorkerPool:
     def _do_here(self, task: Task, rows: range) -> bool:
         """Have the consumer, which calls this, do rows, or the first worker process for it."""
         first = self._first
-        is_done = self._do(task, rows, None if first is None else first.slot)
+        is_done = self._do(task, rows, first)
         if first is not None and (is_costly := first.is_costly()) is not None:
             if is_costly:
                 self._start_processes(first)
@@ -329,7 +291,7 @@ class WorkerPool:
                 self._first, self.tells_of_cost = None, first.stay_inline()
         return is_done
 
-    def _start_processes(self, first: FirstWorker) -> None:
+    def _start_processes(self, first: FirstProcess) -> None:
         """Have all processes take part, which this starts before any thread."""
         self._first = None
         self._remotes = first.start_all()

@@ -13,8 +13,6 @@ while this whole process is stopped, no time passes.
 
 from __future__ import annotations
 
-import linecache
-import re
 import sys
 import threading
 import traceback
@@ -240,20 +238,3 @@ def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:
     users = frames[own[-1] + 1 :] if own else frames
     shown = users if any(not is_inside_library(each.filename) for each in users) else frames
     return "".join(traceback.format_list(shown[-_FRAMES:])).rstrip()
-
-
-_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
-
-
-def read_dump(text: str) -> list[traceback.FrameSummary]:
-    """Return the frames of a stack that ``faulthandler`` wrote, the innermost last."""
-    frames = [
-        traceback.FrameSummary(
-            each["file"],
-            int(each["line"]),
-            each["name"],
-            line=linecache.getline(each["file"], int(each["line"])).strip(),
-        )
-        for each in _FRAME.finditer(text)
-    ]
-    return frames[::-1]

@@ -16,11 +16,10 @@ from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.workers.cost import SAMPLED_NS, TIMED
 from stoker.engine.workers.processes.descriptors import reopen_descriptors
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.requests import WorkExecutor, unloadable
-from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.tasks import Compared, Comparison
+from stoker.engine.workers.requests import Compared, Comparison, WorkExecutor, unloadable
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import linecache
 import os
+import re
 import signal
 import time
 import traceback
 from typing import Any
 
 from stoker.engine.work.spot import CELLS, HERE, Spot
-from stoker.engine.workers.watch import read_dump
 
 # A signal that no program is likely to use.
 _STACK_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else 0
@@ -54,10 +55,27 @@ class Signs:
             if size and size == before:
                 break
             time.sleep(_STACK_S / 50)
-        return read_dump(os.pread(self._file, size, 0).decode(errors="replace"))
+        return _read_dump(os.pread(self._file, size, 0).decode(errors="replace"))
 
     def close(self) -> None:
         """Close the file of stacks."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+
+
+def _read_dump(text: str) -> list[traceback.FrameSummary]:
+    """Return the frames of a stack that ``faulthandler`` wrote, the innermost last."""
+    frames = [
+        traceback.FrameSummary(
+            each["file"],
+            int(each["line"]),
+            each["name"],
+            line=linecache.getline(each["file"], int(each["line"])).strip(),
+        )
+        for each in _FRAME.finditer(text)
+    ]
+    return frames[::-1]

@@ -19,7 +19,7 @@ from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.tasks import SLOTS, Comparison, GivenUp, Request
+from stoker.engine.workers.requests import SLOTS, Comparison, GivenUp, Request
 from stoker.errors import StageError, WorkerDied
 from stoker.transport import channel
 from stoker.transport.channel import Arena

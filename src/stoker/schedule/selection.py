@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule import rng
 from stoker.schedule.dealing import (
+    BalancedDeal,
     Deal,
     HeldDeal,
     LegDeal,
@@ -34,7 +35,6 @@ from stoker.schedule.orders.drawing import Drawing, DrawnOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
-from stoker.schedule.sizing.balanced_deal import BalancedDeal
 from stoker.schedule.sizing.costs import Costs
 
 

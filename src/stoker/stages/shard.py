@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
 from stoker.errors import CombinationError
 from stoker.frameworks.queries import framework_mesh
+from stoker.frameworks.rank import own_rank, process_group
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Share
 from stoker.schedule.sizing.costs import Costs

@@ -16,11 +16,11 @@ from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch

@@ -20,12 +20,12 @@ from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.pools import pool_key
 from stoker.errors import StateError
+from stoker.schedule.cuts import EvenCuts
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.selection import Cut
-from stoker.schedule.sizing.cuts import EvenCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock

@@ -20,11 +20,11 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.costs import Costs
 from stoker.schedule.leg import Remainder
 from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import PartRow
-from stoker.schedule.sizing.costs import Costs
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
 # readers ahead. Chosen, not measured.

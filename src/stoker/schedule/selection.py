@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import (
     BalancedDeal,
     Deal,
@@ -35,7 +36,6 @@ from stoker.schedule.orders.drawing import Drawing, DrawnOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
-from stoker.schedule.sizing.costs import Costs
 
 
 @dataclass(frozen=True)

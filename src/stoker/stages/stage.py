@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.costs import Costs
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
-from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 

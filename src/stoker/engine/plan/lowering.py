@@ -17,11 +17,11 @@ from stoker.engine.plan.points import (
     Part,
 )
 from stoker.engine.plan.segment import Segment
+from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.costs import Costs
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.costs import Costs
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.mixed import parts_and_numbers
 from stoker.schedule.orders.order import Places, as_array
-from stoker.schedule.sizing.costs import Costs
-from stoker.schedule.sizing.cuts import PlannedCuts
 
 # Windows whose batches are remembered: workers read ahead, and a resumed pool reaches back.
 _REMEMBERED = 8

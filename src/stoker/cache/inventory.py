@@ -25,7 +25,7 @@ from stoker.cache.counters import (
 )
 from stoker.cache.folder import CacheFolder
 from stoker.cache.store import COUNTERS
-from stoker.cache.store_dir import About
+from stoker.cache.store_dir import StoreMeta
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts
 
@@ -39,7 +39,7 @@ _STATES = {
 class StoreSummary(NamedTuple):
     """A store's description and counters."""
 
-    about: About
+    about: StoreMeta
     head: list[int]
     """The head of its counters."""
     counts: CacheCounts
@@ -71,7 +71,7 @@ def is_in_use(path: str) -> bool:
 def read_summary(path: str) -> StoreSummary | None:
     """Return a store's summary; None if there is no store, or if it cannot be read."""
     with store_dir.open_existing(path) as folder:
-        if folder is not None and (about := About.read(folder)) is not None:
+        if folder is not None and (about := StoreMeta.read(folder)) is not None:
             with contextlib.suppress(OSError, ValueError):
                 content = folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)
                 return StoreSummary(about, *read_counts(content))
@@ -86,7 +86,7 @@ def sweep(*paths: str) -> list[str]:
     swept = []
     for path in find_stores():
         with contextlib.suppress(CacheError, OSError), store_dir.open_existing(path) as folder:
-            about = folder and About.read(folder)
+            about = folder and StoreMeta.read(folder)
             if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
     parents = {os.path.dirname(path) for path in paths} - {location.memory_folder()}

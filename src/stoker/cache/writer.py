@@ -13,7 +13,7 @@ from collections.abc import Callable
 from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import Added, Busy, Store
+from stoker.cache.store import Store, StoreLocked, WriteResult
 
 QUEUE_BYTES = 32 << 20
 """The most bytes that wait to be written: 8 writes. Further items are refused, so the queue takes
@@ -41,7 +41,7 @@ class Writer:
     def __init__(
         self,
         store: Store,
-        on_written: Callable[[Added], None],
+        on_written: Callable[[WriteResult], None],
         on_failure: Callable[[OSError], None],
     ) -> None:
         self._store = store
@@ -139,10 +139,10 @@ class Writer:
         while not self._closed:
             try:
                 added = self._store.add(batch)
-            except Busy:
+            except StoreLocked:
                 time.sleep(_BUSY_S)
             except OSError as error:
-                self._on_written(Added(0, 0, batch))
+                self._on_written(WriteResult(0, 0, batch))
                 return self._on_failure(error)
             else:
                 self._on_written(added)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.costs import Costs
-from stoker.schedule.leg import Remainder
+from stoker.schedule.leg import UnreadRanges
 from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import PartRow
@@ -169,12 +169,12 @@ class LegDeal:
         within: as given.
     """
 
-    def __init__(self, within: Deal, rest: Remainder) -> None:
+    def __init__(self, within: Deal, rest: UnreadRanges) -> None:
         self.within, self._rest = within, rest
         self.together = within.together
 
     @staticmethod
-    def of(within: Deal, rest: Remainder) -> Deal:
+    def of(within: Deal, rest: UnreadRanges) -> Deal:
         """Return the deal; of turns at one range these are turns again."""
         if isinstance(within, Stride) and rest.first is not None:
             return Stride(rest.first + within.first, within.step)

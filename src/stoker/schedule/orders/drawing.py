@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from stoker.basics.signals import pass_on
 from stoker.errors import StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.chosen import Candidates
 from stoker.schedule.orders.order import Order, Places, as_array
+from stoker.schedule.orders.subset import EligibleIndices
 
 # Numbers that are checked at once, of a list: 8 MB. Chosen, not measured.
 _CHECKED_AT_ONCE = 1 << 20
@@ -34,7 +34,7 @@ class DrawnOrder(Order, Protocol):
     digest: str
 
 
-class Drawing(Protocol):
+class OrderFactory(Protocol):
     """Draws the order of an epoch. Any thread may ask.
 
     Attributes:
@@ -49,7 +49,7 @@ class Drawing(Protocol):
         ...
 
     def order(
-        self, candidates: Candidates, length: int, seed: int, epoch: int, purpose: int
+        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
         """Return the order of an epoch.
 
@@ -76,7 +76,7 @@ def by_user(stage: str) -> Iterator[None]:
 
 
 class OwnDrawing:
-    """Has a user's function say the order of each epoch: a ``Drawing``.
+    """Has a user's function say the order of each epoch: a ``OrderFactory``.
 
     Args:
         fn: called as ``fn(epoch, rng)``.
@@ -98,7 +98,7 @@ class OwnDrawing:
         return candidates if self._length is None else self._length
 
     def order(
-        self, candidates: Candidates, length: int, seed: int, epoch: int, purpose: int
+        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
         key, count = rng.key(seed, epoch, purpose), self.count(len(candidates))
         with by_user(self._name):
@@ -124,7 +124,7 @@ class OwnDrawing:
 class _Checks:
     """Checks numbers that a user's function has returned."""
 
-    def __init__(self, candidates: Candidates, length: int) -> None:
+    def __init__(self, candidates: EligibleIndices, length: int) -> None:
         self._candidates, self._length = candidates, length
 
     def check(self, numbers: Any) -> None:

@@ -52,7 +52,7 @@ from stoker.cache.counters import (
     USED_BYTES,
     WRITING,
     Counters,
-    read_counts,
+    read_head,
 )
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import DATA, MISSING, Store, StoreLocked, changed_ns
@@ -666,7 +666,7 @@ def say_instead(folder: str, **changes: Any) -> None:
 
 
 def head_of(folder: str) -> list[int]:
-    return read_counts(Path(folder, "counters").read_bytes())[0]
+    return read_head(Path(folder, "counters").read_bytes())
 
 
 def set_head(folder: str, at: int, value: int) -> None:

@@ -431,7 +431,7 @@ def test_a_launcher_without_a_process_group_is_told_to_make_one(
         ("pack flat shards", "from_folder expects one a class"),
         ("pack train shards --shard-size big", "write for example '2GiB'"),
         ("pack train.py:make shards", "leave out the stages"),
-        ("cache info gone", "run stoker cache list to see all of them"),
+        ("cache remove gone", "run stoker cache list to see all of them"),
         ("cache serve --listen node", "an address must be host:port"),
         ("--verison", "Possible options: --version"),
     ],

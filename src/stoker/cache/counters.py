@@ -138,13 +138,12 @@ class Counters:
         return True
 
 
-def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
-    """Return the head of a counters file, and the counts of all users. Raises ValueError."""
+def read_head(content: bytes) -> list[int]:
+    """Return the head of a counters file. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
         raise ValueError(f"a file of {len(content):,} bytes holds no counters")
-    table = np.frombuffer(content, np.int64)
-    rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
-    return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())
+    head: list[int] = np.frombuffer(content, np.int64, _HEAD).tolist()
+    return head
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:

@@ -69,10 +69,7 @@ def usable_cores() -> int:
     It is limited by affinity and by control groups, and divided by the number of ranks on this host
     (``LOCAL_WORLD_SIZE``, which torchrun sets).
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores: float = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores: float = len(os.sched_getaffinity(0))
     for group in _control_groups():
         cores = min(cores, _quota_cores(group))
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -132,7 +129,7 @@ class ThreadTimer:
 
 def no_descriptors() -> str:
     """Return a message that this process can open no more files, with the remedy."""
-    import resource  # not on Windows
+    import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
@@ -147,7 +144,7 @@ def lacks_descriptors(error: OSError) -> bool:
 
 
 def thread_busy_ns() -> int:
-    """Return how long this thread has had a processor so far or, on Linux, waited for one.
+    """Return how long this thread has had a processor so far, or waited for one.
 
     Time in which it waited for locks or reads does not count.
     """

@@ -56,7 +56,8 @@ class Counters:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:
-            allocate(self._descriptor, self.SIZE_BYTES)
+            # On a full disk, writing to the map of a sparse file kills the process.
+            os.posix_fallocate(self._descriptor, 0, self.SIZE_BYTES)
         self._map = mmap.mmap(self._descriptor, self.SIZE_BYTES)
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
@@ -144,12 +145,3 @@ def read_head(content: bytes) -> list[int]:
         raise ValueError(f"a file of {len(content):,} bytes holds no counters")
     head: list[int] = np.frombuffer(content, np.int64, _HEAD).tolist()
     return head
-
-
-def allocate(descriptor: int, size_bytes: int) -> None:
-    """Reserve a file's blocks. On a full disk, writing to the map of a sparse file kills the
-    process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        os.ftruncate(descriptor, size_bytes)

@@ -225,9 +225,8 @@ def close_with_worker(close: Callable[[], None], *, priority: int = 20) -> None:
 
 
 HANDLES = Handles()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=HANDLES.before_fork,
-        after_in_parent=HANDLES.after_fork,
-        after_in_child=HANDLES.in_child,
-    )
+os.register_at_fork(
+    before=HANDLES.before_fork,
+    after_in_parent=HANDLES.after_fork,
+    after_in_child=HANDLES.in_child,
+)

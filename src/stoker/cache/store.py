@@ -44,7 +44,6 @@ from stoker.cache.counters import (
     USED_BYTES,
     WRITING,
     Counters,
-    allocate,
 )
 from stoker.cache.layout import (
     BLOCK_BYTES,
@@ -153,7 +152,7 @@ class Store:
         self.limit_bytes = limit_bytes
         self._lmdb = import_lmdb()
         self._gate = ForkGate()
-        self._is_on_disk = not in_memory and hasattr(mmap, "MADV_WILLNEED")
+        self._is_on_disk = not in_memory
         self._read_lock: Any = threading.Lock() if in_memory else nullcontext()
         self._lock = threading.Lock()
         self._env: Any = None
@@ -182,7 +181,7 @@ class Store:
         # Allocated here: LMDB would make a sparse lock file, and a full disk would kill its users.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
-            allocate(lock.fileno(), _READER_BYTES * (_MAX_READERS + 8))
+            os.posix_fallocate(lock.fileno(), 0, _READER_BYTES * (_MAX_READERS + 8))
         try:
             _open_environment(folder, limit_bytes).close()
         except lmdb.Error as error:

@@ -151,7 +151,7 @@ class Writer:
     def _free_pages(self, batch: list[StoredItem]) -> None:
         """Drop the files of stored items from the page cache: they will not be read again."""
         with_files = [item for item in batch if item.file is not None]
-        if not with_files or not hasattr(os, "posix_fadvise"):
+        if not with_files:
             return
         is_stored = self._store.holds([item.key for item in with_files])
         for item in itertools.compress(with_files, is_stored):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
 import sys
 import time
@@ -17,7 +20,6 @@ from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import SAMPLED_NS, TIMED
-from stoker.engine.workers.processes.descriptors import reopen_descriptors
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import Compared, Comparison, WorkExecutor, unloadable
 from stoker.transport import channel
@@ -43,7 +45,7 @@ class Rest(NamedTuple):
 def serve(
     connection: Connection,
     not_ours: list[Connection],
-    slots: list[tuple[str | None, str | None]],
+    slots: list[tuple[str, str]],
     works: list[Work],
     parent: int,
     places: Mapping[int, int],
@@ -64,7 +66,7 @@ def serve(
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    reopen_descriptors(places)
+    _reopen(places)
     end_with(parent, by_main_thread)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles what its group is sent
         signal.signal(number, signal.SIG_IGN)
@@ -81,12 +83,26 @@ def serve(
         sys.exit(NO_DESCRIPTORS)
 
 
-def _serve(
-    connection: Connection, slots: list[tuple[str | None, str | None]], works: list[Work]
-) -> None:
+def _reopen(places: Mapping[int, int]) -> None:
+    """Reopen files that a fork inherits, each under its number and at its position.
+
+    The user's objects hold the same numbers, so they need no change. A file that cannot be
+    reopened (for instance, its owner has changed) stays as it is.
+    """
+    for number, place in places.items():
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_CREAT
+            opened = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            try:
+                os.lseek(opened, place, os.SEEK_SET)
+                os.dup2(opened, number, os.get_inheritable(number))
+            finally:
+                os.close(opened)
+
+
+def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Work]) -> None:
     inboxes, outboxes = (
-        [Arena.open(handle) if handle else None for handle in handles]
-        for handles in zip(*slots, strict=True)
+        [Arena.open(handle) for handle in handles] for handles in zip(*slots, strict=True)
     )
     runner = WorkExecutor()
     known = {work.address.at: work for work in works}

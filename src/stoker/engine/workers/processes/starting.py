@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import fcntl
 import gc
 import itertools
 import multiprocessing
 import os
+import stat
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,7 +23,6 @@ from stoker.basics import resources
 from stoker.basics.process import WORKER_NAME, OwningProcess, has_jax_started
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.work.work import Work
-from stoker.engine.workers.processes.descriptors import reading_places
 from stoker.engine.workers.processes.serving import serve
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
@@ -40,8 +41,7 @@ def _disown() -> None:
     _children.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_disown)
 
 
 def start(
@@ -98,10 +98,9 @@ def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> l
     with contextlib.ExitStack() as undo:
         arenas = [(Arena.create(), Arena.create()) for _ in range(SLOTS)]
         signs = Signs(context) if watched else None
-        for opened in (signs, *itertools.chain(*arenas)):
-            if opened is not None:
-                undo.callback(opened.close)
-        handles = [tuple(arena and arena.handle for arena in pair) for pair in arenas]
+        for opened in itertools.chain(*arenas, [] if signs is None else [signs]):
+            undo.callback(opened.close)
+        handles = [tuple(arena.handle for arena in pair) for pair in arenas]
 
         def launch(inherited: list[Connection]) -> tuple[Any, Connection]:
             return _launch(context, works, handles, signs, inherited)
@@ -142,7 +141,7 @@ def _launch(
                 handles,
                 works,
                 os.getpid(),
-                reading_places() if is_forked else {},
+                _reading_places() if is_forked else {},
                 threading.current_thread() is threading.main_thread(),
                 signs,
             ),
@@ -163,6 +162,22 @@ def _launch(
         undo.pop_all()
     theirs.close()
     return process, ours
+
+
+def _reading_places() -> Mapping[int, int]:
+    """Return the descriptors of regular files open for reading only, and their positions.
+
+    A forked process reopens them, each under its number, so that it has read positions of its own:
+    Python's files, archives and C libraries need not know.
+    """
+    places: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            number = int(name)
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if flags & os.O_ACCMODE == os.O_RDONLY and stat.S_ISREG(os.fstat(number).st_mode):
+                places[number] = os.lseek(number, 0, os.SEEK_CUR)
+    return places
 
 
 def main_file() -> str | None:

@@ -58,7 +58,7 @@ class WorkerProcess:
         """Whether a request is under way."""
         return bool(self._turns)
 
-    def ask(self, slot: int, request: Any, requests: Arena | None, answers: Arena | None) -> Any:
+    def ask(self, slot: int, request: Any, requests: Arena, answers: Arena) -> Any:
         """Send a request and wait for its answer.
 
         Raises GivenUp if the process was ended because it was stuck; another has taken its place.
@@ -209,7 +209,7 @@ class ProcessSlot:
     """One thread's connection to a worker process."""
 
     def __init__(
-        self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
+        self, process: WorkerProcess, number: int, requests: Arena, answers: Arena
     ) -> None:
         self.number = number
         self._process = process
@@ -284,6 +284,4 @@ class ProcessSlot:
         """End the process, and free its memory; it must not be used any more."""
         self._process.close()
         for arena in (self._requests, self._answers):
-            if arena is not None:
-                arena.close()
-        self._requests = self._answers = None
+            arena.close()

@@ -94,7 +94,7 @@ class Flattener:
         if read_only:
             memory.flags.writeable = False
         strides = None if array.flags.c_contiguous else array.strides
-        return pickle.PickleBuffer(memory), array.dtype, array.shape, strides
+        return pickle.PickleBuffer(memory.data), array.dtype, array.shape, strides
 
 
 class _Pickler(pickle.Pickler):

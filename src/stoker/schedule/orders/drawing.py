@@ -14,6 +14,7 @@ from stoker.basics.signals import pass_on
 from stoker.errors import StageError
 from stoker.schedule import rng
 from stoker.schedule.orders.order import Order, Places, as_array
+from stoker.schedule.orders.plain import ListedOrder
 from stoker.schedule.orders.subset import EligibleIndices
 
 # Numbers that are checked at once, of a list: 8 MB. Chosen, not measured.
@@ -118,7 +119,10 @@ class OwnDrawing:
             checks = _Checks(candidates, length)
             if is_lazy:
                 return LazyOrder(made, checks, self._name)
-            return ListedOrder(numbers, checks)
+            for start in range(0, max(1, len(numbers)), _CHECKED_AT_ONCE):
+                checks.check(numbers[start : start + _CHECKED_AT_ONCE])
+            kept = numbers.astype(checks.kind)  # a copy: it may be written to in the epoch
+            return ListedOrder(kept, _digest(kept))
 
 
 class _Checks:
@@ -152,27 +156,6 @@ class _Checks:
     def kind(self) -> type[np.integer[Any]]:
         """The type of numbers that are kept."""
         return np.uint32 if self._length <= 1 << 32 else np.int64
-
-
-class ListedOrder:
-    """An order by a list: 4 bytes a place."""
-
-    together = 0
-
-    def __init__(self, numbers: NDArray[Any], checks: _Checks) -> None:
-        for start in range(0, max(1, len(numbers)), _CHECKED_AT_ONCE):
-            checks.check(numbers[start : start + _CHECKED_AT_ONCE])
-        self._numbers = numbers.astype(checks.kind)  # a copy: it may be written to in the epoch
-        self.digest = _digest(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def at(self, places: Places) -> NDArray[np.int64]:
-        if isinstance(places, range):
-            stop = max(places.start, places.stop)
-            return self._numbers[places.start : stop : places.step].astype(np.int64)
-        return self._numbers[places].astype(np.int64)
 
 
 class LazyOrder:

@@ -86,7 +86,7 @@ class Flattener:
             return _tensor, (dtype, *self._parts(array, read_only=False))
 
     def _parts(self, array: NDArray[Any], read_only: bool) -> tuple[Any, ...]:
-        """Return what makes an array of its buffer. Its axes keep their order in memory."""
+        """Return the arguments of ``_array``. Axes keep their order in memory."""
         dense = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
         if not dense.flags.c_contiguous:  # there are gaps, or it goes backwards
             array = dense = np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""What the work of a segment costs, and how its workers spend their time, by measurements.
+"""The measured cost of a segment's work, and samples of its workers' time.
 
 Now and then a worker takes the clocks of its thread for a chunk of work (``ThreadTimer``), which
 stands for the chunks before it.
@@ -19,7 +19,7 @@ from stoker.stats import WorkerTime
 INLINE_BATCH_NS = 1_000_000
 # Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
 IMAGE_ROW_NS = 200_000
-# Pieces of which one costs what later ones do. The first batch of rows that are only copied took 40
+# Pieces until one costs as much as later ones. The first batch of rows that are only copied took 40
 # times as long (bench/echo_overhead.py).
 FIRST_NOTES = 2
 TIMED = slice(-5, -1)

@@ -1,8 +1,8 @@
-"""The first worker process of a pipeline, which finds out what the user's Python code costs.
+"""The first worker process of a pipeline, which measures the cost of the user's Python code.
 
 Nobody can know beforehand, so it makes the first batches alone, and times them. It is started
-before the code is called: what a call opens, such as a file or a database, would be shared by all
-processes that are forked later.
+before the code is called: a file or a database that a call opens would be shared by all processes
+that are forked later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SURE_NS = 20_000_000
 _HANDING = 0.5
 # Requests before that is believed: of single ones, one of 4 rows took 10 ms, others 0.6.
 _HANDED = 4
-# What a process takes for a row beside the user's code and its seeds, a first touch of memory that
+# The time of a process for a row beside the user's code and its seeds, a first touch of memory that
 # the fork shares with it: dicts and pairs of 1 us took 4 to 6 us.
 _ROW_NS = 5_000
 # Processes for examples that wait, unless the user names a number: DataLoader's users take 8 to 16
@@ -43,12 +43,12 @@ _ROW_NS = 5_000
 _MOST_WAITING = 16
 # As a share of its time in which the first process has or wants a processor: if less, it waits.
 _WAITS = 0.5
-# Memory that a process takes for itself, with what it copies of its parent. Chosen, not measured.
+# Memory of a process, with its copies of the parent's pages. Chosen, not measured.
 _PROCESS_BYTES = 256 << 20
 
 
 class _Measured:
-    """What a segment's rows cost: their time in the process, and that to hand them over.
+    """The cost of a segment's rows: their time in the process, and that to hand them over.
 
     A row's cost is the least of all requests: other programs only make them longer.
     """
@@ -61,7 +61,7 @@ class _Measured:
     def add(self, rows: int, work_ns: int, handing_ns: int, own_row_ns: int) -> None:
         """Add a request; the first one does not count, as it imports modules and fills caches.
 
-        ``own_row_ns`` is what a row costs in a process alone.
+        ``own_row_ns`` is the cost of a row in a process alone.
         """
         if not self._is_first:
             self.rows += rows
@@ -73,7 +73,7 @@ class _Measured:
 
 
 def _why_impossible(answer: Any) -> str:
-    """Return why a process cannot do the work, by what it answered; "" if it can."""
+    """Return why a process cannot do the work, by its answer; "" if it can."""
     for each in answer if isinstance(answer, list) else [answer]:
         error = each.error if type(each) is Failure else None
         if not isinstance(error, StageError):
@@ -92,14 +92,14 @@ def _why_impossible(answer: Any) -> str:
 
 
 class FirstProcess:
-    """A worker process that makes all batches until it is known what they cost.
+    """A worker process that makes all batches until their cost is known.
 
     Args:
         slots: those of the process.
         add: starts so many more.
         count: the number of processes.
         works: those of the segments on the host, by depth.
-        autotuner: has their costs, and keeps what is decided.
+        autotuner: has their costs, and keeps the decision.
         tell: tells the user why costly code of theirs runs inline.
         grows: whether there may be more for examples that wait.
     """
@@ -195,7 +195,7 @@ class FirstProcess:
         batch_ns = sum(found.row_ns * rows for found, rows in sent)
         own_ns = sum(cost.batch_ns() for cost, found in each if found is None)
         handing_ns = sum(found.handing_row_ns * rows for found, rows in sent)
-        work_ns = batch_ns + own_ns  # what is stoker's own is then done by threads
+        work_ns = batch_ns + own_ns  # stoker's own part is then done by threads
         if work_ns <= INLINE_BATCH_NS:
             return False
         if handing_ns >= _HANDING * work_ns:
@@ -229,7 +229,7 @@ class FirstProcess:
     def stay_inline(self) -> Callable[[], None] | None:
         """End the process, and keep the work inline for the pipeline's life.
 
-        Return what tells the user why, if the work is costly; None if there is nothing to tell.
+        Return a function that tells the user why; None if there is nothing to tell.
         """
         self._autotuner.processes = 0
         if all(work.segment.cache is None for work in self._works):  # else it may be writing there

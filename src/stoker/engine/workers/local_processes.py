@@ -41,14 +41,14 @@ def make_pool(
     Args:
         count: the number of processes.
         host: the works of the segments on the host, by depth.
-        autotuner: has their costs, and keeps what is decided.
+        autotuner: has their costs, and keeps the decision.
         kept: the processes that stay from epoch to epoch; None if none do.
         tell: tells the user why costly code of theirs runs inline.
         is_asked: whether the user asked for processes: then all work is theirs.
         grows: whether there may be more for examples that wait: the user named no number.
         watched: whether they show where they are, and may be replaced.
 
-    Raises what ``starting.start`` raises.
+    Raises as ``starting.start`` does.
     """
     works = [work.for_another_process() for work in host]
     depths = max(1, len(host))
@@ -87,7 +87,7 @@ def _inline(
 
 
 def why_inline(works: list[Work]) -> str | None:
-    """Return why no worker process can be had for these works, and what to do; None if it can."""
+    """Return why no worker process can do these works, with the remedy; None if one can."""
     if multiprocessing.current_process().daemon:
         return "this process is itself a worker process, which may start no other"
     method = multiprocessing.get_start_method()
@@ -108,7 +108,7 @@ def why_inline(works: list[Work]) -> str | None:
 
 
 def _why_polars_hangs(works: list[Work]) -> str | None:
-    """Return why a forked process would hang in Polars, and what to do; None if it would not.
+    """Return why a forked process would hang in Polars, with the remedy; None if it would not.
 
     It would if Polars has started its threads, which a fork loses, and the user's code calls it:
     nobody can tell, but where it is defined Polars is at hand.

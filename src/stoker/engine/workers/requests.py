@@ -1,4 +1,4 @@
-"""What is asked of workers outside the training process, and how they do it: fetch, map and batch.
+"""Requests to workers outside the training process, and their execution: fetch, map and batch.
 
 Worker processes and actors use it. Generators are seeded anew for each call of the user's code, so
 a process does one request at a time.
@@ -35,7 +35,7 @@ with one (bench/results/gil.json)."""
 _AHEAD = 16
 # Raw bytes that a worker holds beside the batch. Chosen, not measured.
 _AHEAD_BYTES = 1 << 20
-# What two examples are compared by; objects of other classes may have no equality.
+# Leaves by which two examples are compared; objects of other classes may have no equality.
 _COMPARED = (np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
 
@@ -78,7 +78,7 @@ class Compared(NamedTuple):
 
     Attributes:
         differs: whether the examples differ.
-        seeding_ns: what it takes in a process to seed the global generators for one call.
+        seeding_ns: the time in which a process seeds the global generators for one call.
     """
 
     differs: bool
@@ -166,7 +166,7 @@ class WorkExecutor:
                 for one, other in pairs
                 for leaves in [[*pytree.leaves(one), *pytree.leaves(other)]]
             )
-        except Exception:  # whoever makes it for good is told
+        except Exception:  # it is raised when the example is made for good
             return False
 
     def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:

@@ -79,11 +79,11 @@ class WorkerPool:
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
         rest: keeps idle worker processes for another epoch; False if they cannot stay.
-        first: a first worker process, which makes batches alone until it is known what they cost.
+        first: a first worker process, which makes batches alone until their cost is known.
         stays_inline: whether the consumer does everything, whatever it costs.
 
     Attributes:
-        one_at_a_time: held while a thread does what no remote worker is left for.
+        one_at_a_time: held while a thread works in place of a remote worker, as none is left.
         tells_of_cost: tells the user that work that stays inline is costly; None if there is no
             need to.
         is_whole: whether the consumer has all outputs of its epoch.
@@ -194,7 +194,7 @@ class WorkerPool:
 
     @property
     def is_trying(self) -> bool:
-        """Whether a first worker process makes all batches, until it is known what they cost."""
+        """Whether a first worker process makes all batches, until their cost is known."""
         return self._first is not None
 
     def submit(self, task: Task, needs: Iterable[Task] = ()) -> None:
@@ -315,7 +315,7 @@ class WorkerPool:
                 warn(message)
 
     def wake_consumer(self) -> None:
-        """Have the consumer look at what there is, if it waits; call with the lock held."""
+        """Wake the consumer, if it waits; call with the lock held."""
         self._progress.notify_all()
 
     @property
@@ -356,7 +356,7 @@ class WorkerPool:
         self._join(_JOIN_S)
         for remote in remotes:
             remote.close()
-        self._chore = self._tuning = None  # both refer to what holds this pool
+        self._chore = self._tuning = None  # both refer to the owner of this pool
         self._broken = None  # its traceback holds all that ran
 
     def _come_to_rest(self, remotes: list[Any]) -> bool:
@@ -465,7 +465,7 @@ class WorkerPool:
             self.watch.end()
         timed = timer.read_ns() if timer is not None else None
         busy = 0 if timed is None else timed[1]
-        wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
+        wall = time.perf_counter_ns() - began  # reading a clock releases the GIL, and waits for it
         work_ns = wall
         if remote is not None and runner.is_sent:
             work_ns = sum(spent[: runner.work.stages])  # without the way, and the wait for a turn

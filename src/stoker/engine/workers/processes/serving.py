@@ -1,4 +1,4 @@
-"""What a worker process does: it answers requests, one at a time, until its parent ends it."""
+"""A worker process: it answers requests, one at a time, until its parent ends it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from stoker.engine.workers.requests import Compared, Comparison, WorkExecutor, u
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
-# Requests that are all sampled, as they decide whether the work is costly: what other programs take
-# of a processor is left out. A sample costs 20 to 50 us.
+# Requests that are all sampled, as they decide whether the work is costly: the time in which other
+# programs have the processor is left out. A sample costs 20 to 50 us.
 _TRIAL_REQUESTS = 16
 NO_DESCRIPTORS = 71
 """The exit code of a process that lacked file descriptors: EX_OSERR of sysexits.h."""
 
 
 class Epoch(NamedTuple):
-    """Tells a process that another epoch begins, and what of it there is to do, by depth."""
+    """Tells a process that another epoch begins, with the addresses of its works, by depth."""
 
     addresses: list[WorkAddress]
 
@@ -62,13 +62,13 @@ def serve(
         parent: the training process.
         places: the parent's files open for reading, inherited by a fork.
         by_main_thread: whether the parent's main thread started this process.
-        signs: where it writes what it is at; None if nobody watches it.
+        signs: where it shows its state; None if nobody watches it.
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
     _reopen(places)
     end_with(parent, by_main_thread)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles what its group is sent
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles signals to its group
         signal.signal(number, signal.SIG_IGN)
     if "torch" in sys.modules:
         # Workers share the cores, so torch's threads in each of them would wait for one another.

@@ -1,4 +1,4 @@
-"""What a worker process shows of itself to whoever watches it."""
+"""Signs of a worker process, for the watch in its parent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STACK_S = 1.0
 
 
 class Signs:
-    """What a worker process shows of itself: where it is, and on a signal its stack."""
+    """Signs of a worker process: its position, and on a signal its stack."""
 
     def __init__(self, context: Any) -> None:
         self._cells = context.RawArray("q", CELLS)

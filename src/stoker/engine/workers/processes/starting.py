@@ -55,7 +55,7 @@ def start(
 
     Args:
         count: how many.
-        works: what they do, by depth.
+        works: their works, by depth.
         crew: those of the same run that were started before; the new ones join them.
         watched: whether they show where they are, and may be replaced.
 
@@ -148,7 +148,7 @@ def _launch(
             name=WORKER_NAME,
             daemon=True,
         )
-        with defer_interrupts(), _frozen():  # hooks of a fork swallow what is raised in them
+        with defer_interrupts(), _frozen():  # hooks of a fork swallow exceptions
             try:
                 process.start()
             except OSError:
@@ -156,7 +156,7 @@ def _launch(
             except Exception as error:
                 _name_what_cannot_be_sent(works, error)
                 raise
-            # What multiprocessing ends its children with at exit; they ignore SIGTERM.
+            # By it multiprocessing ends its children at exit; they ignore SIGTERM.
             process._popen.terminate = process._popen.kill
             _children.add(process)
         undo.pop_all()
@@ -190,7 +190,7 @@ def main_file() -> str | None:
 
 
 def has_guard(path: str) -> bool | None:
-    """Whether a program's file says what to do only if it is the main program; None if unknown."""
+    """Whether a program's file has a main guard; None if unknown."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -204,7 +204,7 @@ def has_guard(path: str) -> bool | None:
 
 
 def no_guard(path: str, method: str) -> str:
-    """Say what a program without a main guard would do, and what to do."""
+    """Return the text of an error about a program without a main guard, with the remedy."""
     return (
         f"each process that {method!r} starts would run {path} from its beginning: put what "
         'starts training under if __name__ == "__main__", or call '
@@ -214,7 +214,7 @@ def no_guard(path: str, method: str) -> str:
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
-    """Keep a child's garbage collector from writing to, and so copying, what it inherits."""
+    """Keep a child's garbage collector from writing to inherited memory, which copies it."""
     is_frozen = gc.get_freeze_count() > 0  # by the user
     if not is_frozen:
         gc.freeze()

@@ -94,7 +94,7 @@ class WorkerProcess:
                 self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End the process, which is stuck. Whoever waits for it starts another."""
+        """End the process, which is stuck. A thread that waits for it starts another."""
         self._is_given_up = True
         self._process.kill()
 
@@ -181,7 +181,7 @@ class WorkerProcess:
         self._connection.close()
         if self.signs is not None:
             self.signs.close()
-        self.crew.remove(self)  # the crew and the works refer to what holds this
+        self.crew.remove(self)  # the crew and the works refer to the owner of this
         del self._launch
 
     def how_it_ended(self) -> str:
@@ -257,7 +257,7 @@ class ProcessSlot:
         return self._process.stack()
 
     def give_up(self) -> None:
-        """End the process, which is stuck; whoever waits for it starts another."""
+        """End the process, which is stuck; a thread that waits for it starts another."""
         self._process.give_up()
 
     def begin(self, addresses: list[WorkAddress]) -> bool:

@@ -98,8 +98,10 @@ def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> l
     with contextlib.ExitStack() as undo:
         arenas = [(Arena.create(), Arena.create()) for _ in range(SLOTS)]
         signs = Signs(context) if watched else None
-        for opened in itertools.chain(*arenas, [] if signs is None else [signs]):
-            undo.callback(opened.close)
+        if signs is not None:
+            undo.callback(signs.close)
+        for arena in itertools.chain(*arenas):
+            undo.callback(arena.close)
         handles = [tuple(arena.handle for arena in pair) for pair in arenas]
 
         def launch(inherited: list[Connection]) -> tuple[Any, Connection]:

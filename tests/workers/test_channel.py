@@ -64,6 +64,17 @@ def test_arrays(what: str) -> None:
     arena.close()
 
 
+def test_axes_keep_their_order_in_memory() -> None:
+    arena = Arena.create()
+    channels_first = np.arange(60_000).reshape(2, 100, 100, 3).transpose(0, 3, 1, 2)
+    array, tensor = crossed((channels_first, torch.from_numpy(channels_first)), arena)
+    assert array.strides == channels_first.strides
+    assert np.array_equal(array, channels_first)
+    assert tensor.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(tensor, channels_first)
+    arena.close()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
 def test_tensors(dtype: torch.dtype) -> None:
     arena = Arena.create()

@@ -424,7 +424,7 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         ("pack flat shards", "from_folder expects one a class"),
         ("pack train shards --shard-size big", "write for example '2GiB'"),
         ("pack train.py:make shards", "leave out the stages"),
-        ("cache info gone", "run stoker cache list to see all of them"),
+        ("cache remove gone", "run stoker cache list to see all of them"),
         ("cache serve --listen node", "an address must be host:port"),
         ("--verison", "Possible options: --version"),
     ],

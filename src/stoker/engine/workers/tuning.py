@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from stoker.basics.resources import thread_delay_ns
 from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
-from stoker.stats import ProcessTrial
 
 # Fewest pieces of each number of threads: a few are not slow or fast by chance. Chosen, not
 # measured.
@@ -150,7 +149,7 @@ class Timed:
         return sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
 
     def inline_ns(self) -> float:
-        """Return what a batch cost the consumer, 0 if it never made one.
+        """Return the cost of a batch for the consumer, 0 if it never made one.
 
         The first rows may have cost more (files were opened, caches were empty), so it counts at
         most as the work of a thread alone.
@@ -161,7 +160,7 @@ class Timed:
     def is_behind(self, own_ns: float) -> bool:
         """Whether batches came later than if the consumer made them itself.
 
-        ``own_ns`` is what it needed for other things between two batches, when it did.
+        ``own_ns`` is its time for other things between two batches, when it did.
         """
         inline_ns, work_ns = self.inline_ns(), self.work_ns
         if not 0 < inline_ns < INLINE_BATCH_NS:
@@ -197,7 +196,6 @@ class Autotuner:
             only one number was timed, or if even a single thread mostly slept.
         own_ns: the time that the inline consumer needs for other things between two batches.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
-        process_trial: what the first process showed of the user's code; None without one.
         processes: how many processes run the user's code; 0: it stays inline; None while undecided.
         most_processes: how many there are if the loop leaves them all cores; 0 if there is nothing
             to decide: the user named a number, the code waits, or one fewer was too few.
@@ -213,7 +211,6 @@ class Autotuner:
         self.factor: int | None = None
         self.processes: int | None = None
         self.most_processes = 0
-        self.process_trial: ProcessTrial | None = None
         self.costs: dict[int, CostEstimate] = {}
         self._misses = 0
         self._may_grow: Callable[[int, CostEstimate], bool] | None = None
@@ -301,7 +298,7 @@ class Autotuner:
             rows: the number of rows.
             wall: their time, in nanoseconds.
             busy: in a trial, the time in which the thread had a processor or waited for one.
-            timed: what was being timed when the rows were begun.
+            timed: the measurement under way when the rows were begun.
             waited: the time that the consumer has waited so far.
         """
         if self.active == 0:

@@ -16,6 +16,11 @@ from stoker.errors import Skip
 # Below this fraction of ideal scaling, threads wait for each other: two threads then gain less than
 # a fifth. Chosen, not measured.
 _SCALING_FRACTION = 0.6
+# Of the time: if all threads together hold the GIL less, they hardly wait for it. Chosen, not
+# measured.
+_GIL_FRACTION = 0.7
+# As a multiple of the speed of processes: less is not clearly faster. Chosen, not measured.
+_CLEARLY = 1.1
 # If the consumer waits for a smaller fraction of the time, it is the bottleneck. The same value as
 # in the analyzer (analysis/model/model.py).
 _FED_FRACTION = 0.05
@@ -68,6 +73,35 @@ class ThreadTrial:
     def wait_for_each_other(self) -> bool:
         """Whether threads lose much of their speed by waiting for the GIL or another lock."""
         return self.processes > 1 and self.speedup < _SCALING_FRACTION * self.processes
+
+
+@dataclass(frozen=True)
+class ProcessTrial:
+    """How the user's Python code ran in the first worker process, and whether threads would do."""
+
+    processes: int
+    """The number of processes that take part."""
+    threads: int
+    """The number of threads that would: more than processes where the code mostly waits."""
+    cores: int
+    """The number of cores that they may use."""
+    gil_free_fraction: float
+    """The share of the code's time in which other threads of its process could run Python code:
+    near 1 for code that waits, high for NumPy and Pillow on large arrays, 0 for pure Python."""
+    handing_fraction: float
+    """The time that the loop's thread took to hand rows over, as a fraction of the work for them.
+    Threads would spare it."""
+
+    @property
+    def speedup(self) -> float:
+        """The speed of threads as a multiple of that of the processes, where no GIL holds them."""
+        return self.threads / self.processes * (1.0 + self.handing_fraction)
+
+    @property
+    def threads_are_faster(self) -> bool:
+        """Whether as many threads would clearly be faster: no GIL holds them up."""
+        held = (1.0 - self.gil_free_fraction) * min(self.processes, self.cores)
+        return held < _GIL_FRACTION and self.speedup > _CLEARLY
 
 
 @dataclass(frozen=True)
@@ -365,6 +399,8 @@ class Stats:
     feed; many mean that other jobs wait for this one. None without a feed."""
     thread_trial: ThreadTrial | None = None
     """The trial of threads; None if there was none."""
+    process_trial: ProcessTrial | None = None
+    """What the first worker process showed of the user's code; None if there was no such trial."""
     worker_time: WorkerTime | None = None
     """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
     over the data."""
@@ -477,6 +513,13 @@ class Stats:
                 f"threads wait for each other: {trial.threads} are {trial.speedup:.1f} times as "
                 "fast as one. If they wait for the GIL, processes are faster: "
                 f'.workers({trial.processes}, kind="process")'
+            )
+        found = self.process_trial
+        if waits and found is not None and found.threads_are_faster:
+            notes.append(
+                f"your Python code leaves the GIL free {found.gil_free_fraction:.0%} of its time: "
+                f"threads would be {found.speedup:.1f} times as fast as processes. If several may "
+                "call it at once, declare it stoker.thread_safe"
             )
         if self.filtered_examples or self.skipped_examples:
             notes.append(

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import stoker
-from stoker import ThreadTrial, WorkerTime
+from stoker import ProcessTrial, ThreadTrial, WorkerTime
 from stoker.basics.resources import usable_cores
 from strategies import (
     Examples,
@@ -175,6 +175,43 @@ def test_code_that_holds_the_gil_is_told_of() -> None:
     alone = chain.workers(0)
     next(iter(alone))
     assert alone.stats().thread_trial is None
+
+
+def test_code_that_leaves_the_gil_free_is_told_of() -> None:
+    def waits(value: Any) -> Any:
+        time.sleep(0.002)
+        return value
+
+    def holds(value: Any) -> Any:
+        for _ in range(200_000):
+            pass
+        return value
+
+    def trial(function: Any) -> ProcessTrial:
+        train = stoker.from_arrays(np.arange(64), seed=0).map(function).batch(8).workers(2)
+        list(train)
+        found = train.stats().process_trial
+        assert found is not None
+        return found
+
+    assert trial(waits).gil_free_fraction > trial(holds).gil_free_fraction
+    assert stoker.from_arrays(np.arange(64)).batch(8).stats().process_trial is None
+
+
+def test_threads_are_named_where_they_would_be_faster_than_processes() -> None:
+    pipeline = built(Spec(20, 4))
+    list(pipeline)
+    stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
+    told = replace(stats, process_trial=ProcessTrial(1, 1, 1, 0.8, 0.25))
+    assert "1.2 times as fast as processes" in str(told)
+    assert "declare it stoker.thread_safe" in str(told)
+    assert "thread_safe" not in str(replace(told, consumer_wait_s=0.0))
+    for trial in (
+        ProcessTrial(2, 2, 2, 0.2, 0.25),  # two threads would wait for each other
+        ProcessTrial(1, 1, 1, 0.8, 0.05),  # little is handed over
+    ):
+        assert "thread_safe" not in str(replace(told, process_trial=trial))
+    assert ProcessTrial(16, 64, 2, 1.0, 0.0).threads_are_faster
 
 
 WORKERS = pytest.mark.parametrize(

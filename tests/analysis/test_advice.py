@@ -33,7 +33,7 @@ from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.terminal import show_answer
 from stoker.analysis.reports.verdict import write_verdict
 from stoker.cli import app
-from stoker.stats import ThreadTrial
+from stoker.stats import ProcessTrial, ThreadTrial
 
 CODES = {
     "processes": 'kind="process"',
@@ -346,6 +346,18 @@ def test_processes_are_named_where_threads_wait_for_each_other(
     )
     for action in actions:
         assert 4 < action.gain.value < 8 * 180 / 200
+
+
+@pytest.mark.parametrize(("free", "is_named"), [(0.9, True), (0.1, False)])
+def test_threads_are_named_where_code_in_processes_leaves_the_gil_free(
+    free: float, is_named: bool
+) -> None:
+    found = job(G=3_000, P={1: 180, 8: 200}, workers=8, S=2_500, cached_fraction=0.3)
+    report = replace(found, process_trial=ProcessTrial(1, 1, 1, free, 0.25))
+    actions = [action for action in advise(report) if "thread_safe" in action.code]
+    assert len(actions) == is_named
+    for action in actions:
+        assert 1.1 < action.gain.value < 1.3
 
 
 def test_processes_are_not_named_where_training_does_not_wait() -> None:

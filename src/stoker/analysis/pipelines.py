@@ -187,6 +187,7 @@ class PipelineJob:
         if is_warm:
             stats = pipeline.stats()
             self.trace.thread_trial = stats.thread_trial or self.trace.thread_trial
+            self.trace.process_trial = stats.process_trial or self.trace.process_trial
             if workers == self._rank.workers:
                 self._note_stages(stats)
 

@@ -493,6 +493,7 @@ class Run:
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
             thread_trial=pool.thread_trial,
+            process_trial=pool.process_trial,
             worker_time=spent,
             stuck_processes=pool.replaced,
             feed_lag_outputs=self._plan.source.lag_outputs(),

@@ -518,6 +518,7 @@ class _RankFindings:
             prepared=find_prepared(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
+            process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
 

@@ -85,6 +85,13 @@ class Compared(NamedTuple):
     seeding_ns: int
 
 
+class GilQuestion(NamedTuple):
+    """Asks a process which share of the time of its requests left the GIL to other threads.
+
+    The first question has it measure from then on; the second one is answered.
+    """
+
+
 class GivenUp(Exception):
     """A worker process was ended, because it was stuck in an example, and another is there."""
 

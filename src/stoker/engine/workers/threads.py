@@ -32,7 +32,7 @@ from stoker.engine.workers.requests import SLOTS
 from stoker.engine.workers.tasks import CHUNK_NS, PROCESS_CHUNK_NS, Task, TaskQueue
 from stoker.engine.workers.tuning import Autotuner
 from stoker.engine.workers.watch import Watch
-from stoker.stats import ThreadTrial
+from stoker.stats import ProcessTrial, ThreadTrial
 
 if TYPE_CHECKING:
     from stoker.engine.workers.first_process import FirstProcess  # takes its time to import
@@ -186,6 +186,11 @@ class WorkerPool:
         if speedup is None or self.remote:
             return None
         return ThreadTrial(self.limit, usable_cores(), speedup)
+
+    @property
+    def process_trial(self) -> ProcessTrial | None:
+        """What a first worker process showed of the user's code; None without one."""
+        return self._autotuner.process_trial
 
     @property
     def inline(self) -> bool:

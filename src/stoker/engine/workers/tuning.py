@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from stoker.basics.resources import thread_delay_ns
 from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
+from stoker.stats import ProcessTrial
 
 # Fewest pieces of each number of threads: a few are not slow or fast by chance. Chosen, not
 # measured.
@@ -196,6 +197,7 @@ class Autotuner:
             only one number was timed, or if even a single thread mostly slept.
         own_ns: the time that the inline consumer needs for other things between two batches.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
+        process_trial: what the first process showed of the user's code; None without one.
         processes: how many processes run the user's code; 0: it stays inline; None while undecided.
         most_processes: how many there are if the loop leaves them all cores; 0 if there is nothing
             to decide: the user named a number, the code waits, or one fewer was too few.
@@ -211,6 +213,7 @@ class Autotuner:
         self.factor: int | None = None
         self.processes: int | None = None
         self.most_processes = 0
+        self.process_trial: ProcessTrial | None = None
         self.costs: dict[int, CostEstimate] = {}
         self._misses = 0
         self._may_grow: Callable[[int, CostEstimate], bool] | None = None

@@ -20,8 +20,15 @@ from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import SAMPLED_NS, TIMED
+from stoker.engine.workers.processes.gil_probe import GilProbe
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.requests import Compared, Comparison, WorkExecutor, unloadable
+from stoker.engine.workers.requests import (
+    Compared,
+    Comparison,
+    GilQuestion,
+    WorkExecutor,
+    unloadable,
+)
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
@@ -106,6 +113,7 @@ def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Wor
     )
     runner = WorkExecutor()
     known = {work.address.at: work for work in works}
+    probe: GilProbe | None = None
     untimed_ns = requests = 0  # the very first one is no sample
     while True:
         try:
@@ -131,13 +139,18 @@ def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Wor
             differs = runner.depends_on_order(work, request)
             channel.send(connection, Compared(differs, seeding_ns()), slot, None)
             continue
+        if isinstance(request, GilQuestion):
+            channel.send(connection, probe and probe.free_fraction, slot, None)
+            probe = GilProbe() if probe is None else None
+            continue
         work = works[request.depth]
         ns = work.segment.counters()
         began_ns = time.perf_counter_ns()
         is_sampled = 0 < requests < _TRIAL_REQUESTS or untimed_ns > SAMPLED_NS
         timer = ThreadTimer() if is_sampled else None
         requests += 1
-        answer = runner.do(work, request, ns, outboxes[slot], slot)
+        with probe or contextlib.nullcontext():
+            answer = runner.do(work, request, ns, outboxes[slot], slot)
         if HERE.spot is not None:
             HERE.spot.leave()
         untimed_ns += time.perf_counter_ns() - began_ns

@@ -19,7 +19,7 @@ from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.requests import SLOTS, Comparison, GivenUp, Request
+from stoker.engine.workers.requests import SLOTS, Comparison, GilQuestion, GivenUp, Request
 from stoker.errors import StageError, WorkerDied
 from stoker.transport import channel
 from stoker.transport.channel import Arena
@@ -217,7 +217,7 @@ class ProcessSlot:
         self._answers = answers
 
     @contextlib.contextmanager
-    def run(self, request: Request | Comparison) -> Iterator[Any]:
+    def run(self, request: Request | Comparison | GilQuestion) -> Iterator[Any]:
         """Run a request; the answer's arrays are valid only within the ``with``.
 
         Raises WorkerDied when the process ends without an answer, GivenUp if it was ended.

@@ -40,8 +40,8 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.schedule.cuts import Cuts, EvenCuts
 from stoker.schedule.dealing import PaddedDeal, RankOrder
-from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stats import PartStats

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree, resources
-from stoker.basics.resources import format_bytes, process_group
+from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.checkpoint import Bounds
@@ -25,6 +25,7 @@ from stoker.engine.items import PolledStream
 from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError
+from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.leg import Leg

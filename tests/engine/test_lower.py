@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.chain.chain import Chain
-from stoker.engine.plan.lowering import lower
+from stoker.engine.lowering import Sift, lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
-from stoker.engine.survivors import Sift
 from stoker.pipeline import Pipeline
 from stoker.schedule.selection import Selection
 from stoker.stages.batching.batch import Batch

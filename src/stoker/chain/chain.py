@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.plan.lowering import lower
+from stoker.engine.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError

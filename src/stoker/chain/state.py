@@ -24,11 +24,11 @@ from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
+from stoker.engine.lowering import Sift
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
     OwnPoint,
 )
-from stoker.engine.survivors import Sift
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg

@@ -25,8 +25,7 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,10 +41,6 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Traits
-
-if TYPE_CHECKING:
-    from stoker.engine.stream_stage import StreamContext
 
 
 class DecidingStream(PolledStream):
@@ -256,30 +251,6 @@ class SkipLog:
         if len(self.skips) < _LISTED:
             self.skips.append(skip)
         _log.warning("skipped: %s", skip)
-
-
-@dataclass(frozen=True)
-class Sift:
-    """Drops outputs of the segment before it: by filters, or as skips.
-
-    It stands in a plan as a ``StreamStage`` does, but in no chain.
-
-    Attributes:
-        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
-    """
-
-    budgets: Mapping[int, Budget]
-    traits: ClassVar[Traits] = Traits(filters=True)
-    kind = "filter"
-    is_decided = True
-    in_turn = True
-    is_adaptive = False
-
-    def stream(self, upstream: SegmentStream, context: StreamContext) -> FilteredStream:
-        return FilteredStream(self.budgets, context.point.at - 1, upstream, context.skip_log)
-
-    def read_node(self, saved: Any, bounds: Bounds) -> FilterRecord | None:
-        return FilterRecord.from_json(saved, bounds)
 
 
 class FilteredStream(OrderedStream):

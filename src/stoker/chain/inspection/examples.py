@@ -14,10 +14,10 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
+from stoker.engine.lowering import Sift
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
-from stoker.engine.survivors import Sift
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers

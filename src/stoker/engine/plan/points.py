@@ -14,7 +14,7 @@ class OwnPoint:
 
     Attributes:
         stage: a ``StreamStage`` (``engine/stream_stage.py``), or a ``Sift`` of filters and skips
-            (``engine/survivors.py``).
+            (``engine/lowering.py``).
         holds_batches: whether its items are batches.
         on_device: whether it comes after ``.to(device)``.
         group: the number of items in a batch; 1 if items are batches.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.engine.checkpoint import Bounds
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
     OwnPoint,
     Part,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.engine.survivors import Sift
+from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.stream_stage import StreamContext
+from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.drawing import OrderFactory
@@ -27,7 +30,31 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import ChainStage
+from stoker.stages.stage import ChainStage, Traits
+
+
+@dataclass(frozen=True)
+class Sift:
+    """Drops outputs of the segment before it: by filters, or as skips.
+
+    It stands in a plan as a ``StreamStage`` does, but in no chain.
+
+    Attributes:
+        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
+    """
+
+    budgets: Mapping[int, Budget]
+    traits: ClassVar[Traits] = Traits(filters=True)
+    kind = "filter"
+    is_decided = True
+    in_turn = True
+    is_adaptive = False
+
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> FilteredStream:
+        return FilteredStream(self.budgets, context.point.at - 1, upstream, context.skip_log)
+
+    def read_node(self, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        return FilterRecord.from_json(saved, bounds)
 
 
 def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:

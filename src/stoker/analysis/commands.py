@@ -32,13 +32,6 @@ def analyze(
     html: Annotated[
         Path | None, typer.Option(help="Write the report to this file as a page for a browser.")
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the course of the analysis to this file, for Perfetto or chrome://tracing: "
-            "lanes for steps, workers and fetching."
-        ),
-    ] = None,
 ) -> None:
     """Find out why the accelerator is idle in a training script, and what would help.
 
@@ -57,8 +50,6 @@ def analyze(
 
       stoker analyze --html report.html -m my.train --config base.yaml
 
-      stoker analyze --trace course.json train.py
-
       stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
     """
     from rich.console import Console
@@ -68,26 +59,23 @@ def analyze(
     from stoker.analysis.reports import terminal
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.reports.page import write_page
-    from stoker.analysis.reports.timeline import write_timeline
     from stoker.analysis.scripts.script_job import trace_script
     from stoker.analysis.scripts.script_process import make_command, summarize_crash
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
     with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
-        check_outputs(json, html, trace)
+        check_outputs(json, html)
         command = make_command(script)
         errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            found = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
-        report = make_report(found)
+            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+        report = make_report(trace)
         if json is not None:
             write_report(report, json)
         if html is not None:
             write_page(report, html)
-        if trace is not None:
-            write_timeline(found, trace)
     terminal.show_report(report, Console(highlight=False))
     if report.crash is not None:
         errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)

@@ -19,7 +19,7 @@ from stoker.analysis import cold_reads
 from stoker.analysis.host_load import watch_host
 from stoker.analysis.model import rates
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.trace import Fetched, RankTrace, Trace
+from stoker.analysis.model.trace import RankTrace, Trace
 
 # Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
 # user more time.
@@ -284,22 +284,15 @@ def _read_files(trace: Trace, seconds: float) -> None:
 
     If there are more cores, also read them cold with one reader per core. Raises OSError.
     """
-    files = trace.files
-
-    def read(paths: list[str], readers: int, longest_s: float, cached: bool) -> cold_reads.Reads:
-        began_ns = time.perf_counter_ns()
-        reads = cold_reads.read_files(paths, readers, longest_s)
-        trace.fetched.append(Fetched(cached, began_ns, readers, reads))
-        return reads
-
+    files, read = trace.files, cold_reads.read_files
     cold_reads.drop_files(files)
-    reads = read(files, trace.readers, 2 * seconds, False)
+    reads = read(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
     have_read = files[: round(sum(count for count, _ in reads))]
-    trace.warm_reads.append(read(have_read, trace.readers, seconds, True))
+    trace.warm_reads.append(read(have_read, trace.readers, seconds))
     if trace.cores > trace.readers:
         cold_reads.drop_files(files)
-        trace.most_reads.append(read(files, trace.cores, seconds, False))
+        trace.most_reads.append(read(files, trace.cores, seconds))
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:

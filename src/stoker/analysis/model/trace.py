@@ -54,15 +54,6 @@ class KeptTurn(NamedTuple):
     """By number of workers."""
 
 
-class Fetched(NamedTuple):
-    """Files that the analyzer read by itself, block by block."""
-
-    cached: bool
-    began_ns: int
-    readers: int
-    reads: Reads
-
-
 @dataclass
 class RankTrace:
     """The observations of one process of the job."""
@@ -74,8 +65,6 @@ class RankTrace:
     """The training loader's."""
     rows: list[Row] = field(default_factory=list)
     """As it is."""
-    course: list[Row] = field(default_factory=list)
-    """Of all phases and starts, of each loader."""
     replayed: list[Row] = field(default_factory=list)
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
@@ -134,10 +123,6 @@ class Trace:
     warm_reads: list[Reads] = field(default_factory=list)
     most_reads: list[Reads] = field(default_factory=list)
     """Cold, with a reader a core, where the job has fewer workers."""
-    fetched: list[Fetched] = field(default_factory=list)
-    """The same reads in the order of time."""
-    said: list[tuple[int, str]] = field(default_factory=list)
-    """When which step of the analysis began, in ns, and in words."""
     partly_fraction: float | None = None
     """Share of the drained data that was in memory before the last "partly" drain."""
     readers: int = 1

@@ -106,8 +106,7 @@ class ScriptJob:
         self._drains = 0
 
     def say(self, text: str) -> None:
-        """Report a step of the analysis, and note when it begins."""
-        self.trace.said.append((time.perf_counter_ns(), text))
+        """Report a step of the analysis."""
         self._say(text)
 
     @property
@@ -139,11 +138,8 @@ class ScriptJob:
                 self._life = session.count_batches()
         finally:
             with defer_interrupts():
-                self.trace.said.append((time.perf_counter_ns(), ""))
                 for rank in session.ranks:
-                    recorded = session.find_recorded(rank)
-                    recorded.course += session.read_rows(rank)
-                    recorded.join_changes(rank)
+                    session.find_recorded(rank).join_changes(rank)
                 session.close()
                 inventory.sweep()  # a script that was ended by force has left its store
 

@@ -116,27 +116,6 @@ def test_both_caches_are_compared(folder: Path) -> None:
     assert page[:3] == [f"{page_cache_misses(holds):.1%}", "misses,", f"{rate:,.0f}"]
 
 
-def test_hosts_with_a_cache_each_and_with_one(folder: Path) -> None:
-    code, out, _ = what_if(folder / "fetch.json", "--hosts", "4", "--cache", "40GiB")
-    assert code == 0
-    job, kept = to_measured(FETCH), Change(cache_bytes=40 << 30)
-    rates = [predict(job, c).rate for c in (Change(), kept, replace(kept, hosts=4))]
-    assert "4 hosts, a cache each" in out
-    assert "4 hosts, one cache" in out
-    assert row(out, "examples/s") == [f"{rate:,.0f}" for rate in rates]
-    assert (
-        "4 hosts with a partitioned cache hold all of the dataset: "
-        f"{rates[2] / rates[1]:.2f} times the speed with a cache each."
-    ) in out
-    assert "25.0% in its own memory, 75.0% in others', over 1,250 MB/s (assumed)" in out
-    assert "examples/s over hosts whose caches are one" in out
-    words = ["--hosts", "4", "--cache", "40GiB", "--network-mbps", "20"]
-    code, out, _ = what_if(folder / "fetch.json", *words)
-    assert code == 0
-    assert "over 20 MB/s, and" in out
-    assert float(row(out, "examples/s")[2].replace(",", "")) < rates[2]
-
-
 def test_jobs_alone_and_sharing(folder: Path) -> None:
     code, out, _ = what_if(folder / "prep.json", "--jobs", "4")
     assert code == 0

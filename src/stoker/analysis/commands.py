@@ -113,10 +113,6 @@ def what_if(
             help="Place of the echo: batch, after-augmentation or before-augmentation.",
         ),
     ] = "batch",
-    hosts: Annotated[int, typer.Option(metavar="N", help="Hosts that share one cache.")] = 1,
-    network_mbps: Annotated[
-        float, typer.Option(metavar="MB/s", help="Network bandwidth of a host to the others.")
-    ] = 1250.0,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write the answer to this file as JSON."),
@@ -147,8 +143,6 @@ def what_if(
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
-            hosts=hosts,
-            network_mbps=network_mbps,
         )
         answered = answer(to_measured(found), change)
         if json is not None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from stoker.analysis.model.calibration import scale_efficiency
 from stoker.analysis.model.changes import (
     CROSSING,
-    MEMORY_FRACTION,
     WORTH,
     choose_workers,
     predict_gain,
@@ -17,14 +15,8 @@ from stoker.analysis.model.changes import (
     with_processes,
     with_workers,
 )
-from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.model import (
-    NETWORK_MBPS,
-    NOTHING,
-    Change,
-    predict,
-)
+from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
@@ -40,20 +32,14 @@ from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.reports.caching_advice import (
     advise_caches,
-    round_up_to_mib,
     warn_of_changes,
 )
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
 _MOST_ECHO = 4
-# The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
-# that do not share.
-_JOBS = 4
 # A read of neighbours together, and the default shard size of ``stoker pack``.
 _RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20
-# The most hosts for which one cache is advised: nobody rents more for their memory alone.
-_MOST_HOSTS = 16
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
@@ -64,8 +50,8 @@ _WAITS = 0.5
 def advise(report: Report) -> list[Action]:
     """Return the actions that would help, the largest gain first.
 
-    Echoing comes after them, as a repeat is not a fresh example, and then actions that hold under a
-    condition, such as several jobs. Raises ValueError for a report without G or P.
+    Echoing comes after them, as a repeat is not a fresh example, and then packing, which holds
+    under a condition. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
@@ -75,12 +61,9 @@ def advise(report: Report) -> list[Action]:
         *_advise_persistence(report),
         *advise_caches(report),
         *_advise_storage(report),
-        *_advise_stages(report),
-        *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_packing(report)]
-    found += [*_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
 
 
@@ -257,36 +240,6 @@ def _round_to_3_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _advise_stages(report: Report) -> Iterator[Action]:
-    """Advise a faster stage. Only for pipelines."""
-    costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
-    behind_source = list(costs)[1:]
-    if not behind_source:
-        return
-    total_s = sum(costs[name] for name in behind_source)
-    slowest = max(behind_source, key=lambda name: costs[name])
-    faster = total_s / (total_s - costs[slowest] / 2)
-    yield Action(
-        f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
-        slowest,
-        predict_gain(report, job=lambda case: with_faster_prep(case, faster)),
-        f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
-        f"{1 / costs[slowest]:,.0f} examples/s in it",
-    )
-
-
-def _advise_accelerator(report: Report) -> Iterator[Action]:
-    """Advise a faster accelerator, if there is one and it is the limit."""
-    if report.bound != "compute" or report.trains_on_cpu:
-        return
-    yield Action(
-        "the data path keeps up: an accelerator twice as fast",
-        "stoker what-if REPORT.json --accelerator 2x",
-        predict_gain(report, Change(accelerator=2.0)),
-        "this assumes half the time per step, which must be measured on the new accelerator",
-    )
-
-
 def _advise_packing(report: Report) -> Iterator[Action]:
     """Advise shards in place of files that are smaller than a read of neighbours together."""
     if report.rates.S is None or not report.file_bytes or not report.example_bytes:
@@ -313,43 +266,6 @@ def _advise_packing(report: Report) -> Iterator[Action]:
     )
 
 
-def _advise_sharing(report: Report) -> Iterator[Action]:
-    """Advise one preparation for several jobs, if one job alone waits for its data."""
-    if report.bound == "compute":
-        return
-    shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
-    yield Action(
-        "prepare the data once for all of them",
-        "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-        predict_gain(report, shared, apart),
-        f"one of {_JOBS} jobs that share, compared with one of {_JOBS} jobs that do not",
-        "if you run several jobs on this data",
-    )
-
-
-def _advise_hosts(report: Report) -> Iterator[Action]:
-    """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
-    if report.rates.S is None or not report.example_bytes or not report.examples:
-        return
-    room = int(MEMORY_FRACTION * report.memory_bytes)
-    whole = report.examples * report.example_bytes
-    # No host gets more than 5 % above its fair share (cluster/owners.py).
-    hosts = math.ceil(1.05 * whole / room)
-    if not 1 < hosts <= _MOST_HOSTS:
-        return
-    kept = Change(cache_bytes=room)
-    alone = kept if room > (report.cached_fraction or 0.0) * whole else NOTHING
-    yield Action(
-        f"with {hosts} hosts, a partitioned cache holds all of it",
-        f'.shard().cache("{round_up_to_mib(room)}", cluster="torchrun")',
-        predict_gain(report, replace(kept, hosts=hosts), before=alone),
-        "from the second epoch on; one of these hosts, compared with a host that caches alone what "
-        f"fits. The network between hosts is assumed to have {NETWORK_MBPS:,g} MB/s (what-if "
-        "--network-mbps)",
-        "if you train on several hosts like this one",
-    )
-
-
 def _advise_echo(report: Report) -> Iterator[Action]:
     """Advise echoing, by the factor that keeps the accelerator busy."""
     job = to_measured(report)
@@ -370,28 +286,6 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor, echo_at=place)),
-        "measured in steps; a repeated example is worth less than a fresh one"
-        + _tell_prices(place, job.ingestion / before.rate),
-    )
-
-
-def _tell_prices(place: str, ratio: float) -> str:
-    """Return a text on the gain of echoing in other tasks with a similar R."""
-    kinds: list[tuple[Kind, str]] = [("before", "")]
-    if place == "batch":
-        kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
-    prices = [(find_price(kind, ratio), words) for kind, words in kinds]
-    texts = [
-        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
-        + (f"; not clearly sooner on {price.unclear} more" if price.unclear else "")
-        + ")"
-        for price, words in prices
-        if price is not None
-    ]
-    known = next((price.ratio for price, _ in prices if price is not None), 0.0)
-    if not texts:
-        return ""
-    return (
-        f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
-        f"R is {ratio:.1f} here"
+        "measured in steps; a repeated example is worth less than a fresh one (docs/evidence.md "
+        f"has the gains of other tasks by R, which is {job.ingestion / before.rate:.1f} here)",
     )

@@ -14,10 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stoker.analysis.model.model import (
-    NETWORK_MBPS,
     NOTHING,
     Change,
-    cached_fraction,
     dataset_bytes,
     predict,
 )
@@ -51,7 +49,6 @@ _QUANTITIES = {  # a curve's label, and what is asked
     "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
     "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
     "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
-    "hosts": ("hosts whose caches are one", "{hosts} hosts"),
 }
 
 
@@ -248,8 +245,7 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
     caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
         lines += [
-            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset"
-            + (f", on each of {change.hosts} hosts." if change.hosts > 1 else "."),
+            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
             f"  never evicting:    {caches.misses:6.1%} misses, "
             f"{_format_rate(caches.rate)} {unit}/s",
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
@@ -260,8 +256,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
             "Each job has an accelerator of its own; workers, storage and processors are divided "
             "among the jobs, or used once for all where they share. Speeds are of one job."
         )
-    if change.hosts > 1:
-        lines += _write_hosts(report, change)
     if change.echo > 1:
         lines.append(
             "A repeat may be worth less than a fresh example: uses/s are not progress by "
@@ -275,25 +269,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
-
-
-def _write_hosts(report: Report, change: Change) -> list[str]:
-    """List the assumptions of the prediction for several hosts."""
-    job = to_measured(report)
-    held = cached_fraction(job, change)
-    faster = predict(job, change).rate / predict(job, dataclasses.replace(change, hosts=1)).rate
-    own = held / change.hosts
-    assumed = " (assumed)" if change.network_mbps == NETWORK_MBPS else ""
-    share = "all" if held >= 1.0 else f"{held:.1%}"
-    return [
-        f"{change.hosts} hosts with a partitioned cache hold {share} of the dataset: "
-        f"{faster:.2f} times the speed with a cache each.",
-        f"  Of its reads each finds {own:.1%} in its own memory, {held - own:.1%} in others', "
-        f"over {change.network_mbps:,g} MB/s{assumed}, and {1 - held:.1%} in storage.",
-        "  Speeds are of one host like this one, with storage as fast. Storage that hosts share "
-        "gives each less.",
-        "  Assumed: serving the other hosts costs no processor time.",
-    ]
 
 
 def _write_calibration(report: Report) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import PhaseLimits
 from stoker.analysis.probe.records import (
     BATCH,
@@ -101,20 +101,16 @@ def recorded(job: Parts) -> Trace:
     return record
 
 
-def keep(rank: RankTrace, trained: dict[int, float], beside: float = 0.0) -> None:
-    """Record that training on examples in a cache is so fast, by number of workers.
+def keep(rank: RankTrace, trained: float, beside: float = 0.0) -> None:
+    """Record that training on examples in a cache is so fast.
 
     ``beside``: the job's speed right before that, in turns of which the host was slower in some.
     """
     rank.described |= {"example_bytes": 40_000, "varies": False}
-    for count in trained:
-        rank.drains[f"kept-{count}"] = [_drain(count, 20_000.0, 0.0)]
+    rank.drains["kept"] = [_drain(rank.workers, 20_000.0, 0.0)]
     for slower in (1.0, 1.5, 0.7) if beside else (1.0,):
         own = [Step(slower * BATCH_SIZE / beside, 0.0)] * 9 if beside else []
-        kept = {
-            count: [Step(slower * BATCH_SIZE / each, 0.0)] * 9 for count, each in trained.items()
-        }
-        rank.kept_turns.append(KeptTurn(own, kept))
+        rank.kept_turns.append(Turn(own, [Step(slower * BATCH_SIZE / trained, 0.0)] * 9))
 
 
 def evaluate_on_training_data(rank: RankTrace, faster: float) -> None:

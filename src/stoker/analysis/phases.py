@@ -135,7 +135,7 @@ class DrivenJob(Protocol):
 
     def keep_examples(self) -> None:
         """Drain some examples kept in memory, where they are the same in each reading, and train on
-        them, by turns with the job as it is (``RankTrace.drains["kept-W"]``, ``kept_turns``)."""
+        them, by turns with the job as it is (``RankTrace.drains["kept"]``, ``kept_turns``)."""
 
 
 def run_phases(job: DrivenJob) -> None:

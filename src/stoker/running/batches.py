@@ -80,7 +80,6 @@ class ChangedLoader:
         # Neither PyTorch's workers that persist nor these see what the script changes later.
         self._is_fixed = choice.own.persistent and choice.own.workers > 0
         self._kept: Any = None  # PyTorch's iterator, whose workers persist
-        self._has_written = False
         self._kept_order = BatchOrder(())
         self._last: weakref.ref[RunBatches] | None = None
         self._digests = "", ""
@@ -108,8 +107,6 @@ class ChangedLoader:
         last = None if self._last is None else self._last()
         # Two iterators of one loader at a time: workers cannot serve both.
         is_free = last is None or last.is_over
-        if is_free:
-            self._leave_workers()
         batches = RunBatches(self, loader, seeds, keeps=self.settings.persistent and is_free)
         if own.workers:
             batches.start()
@@ -135,19 +132,6 @@ class ChangedLoader:
         self.pace.settings = msgspec.structs.replace(self.choice.new, cache_bytes=0)
         self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
-
-    def _leave_workers(self) -> None:
-        """Read without workers from here on, if that is faster and nothing is left to read."""
-        filled = self.choice.filled
-        if filled is None or self.settings != self.choice.new or self._examples is None:
-            return
-        if self._kept is not None and not self._has_written:
-            # Workers that persist may not have written all examples yet; at their end they do.
-            self._end_kept()
-            self._has_written = True
-        if self._examples.holds_all():
-            self._end_kept()
-            self.pace.settings = filled
 
     def _keep(self, dataset: Any, state: str) -> KeptExamples:
         """Return a dataset behind its store. Raises CacheError, OSError."""

@@ -196,8 +196,6 @@ def describe(choice: LoaderChoice) -> str:
         parts.append("persistent")
     if new.cache_bytes:
         parts.append(f"cached ({format_bytes(new.cache_bytes)})")
-    if choice.filled is not None:
-        parts.append("no workers once all is there")
     same = "yes" if choice.same else "no, examples are drawn in other workers"
     text = f"{', '.join(parts)}; same batches: {same}"
     return text + (f" ({choice.why})" if choice.why else "")

@@ -60,9 +60,6 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     """Why something was not applied."""
     identity: str = ""
     """Of the examples in a store."""
-    filled: LoaderSettings | None = None
-    """The settings of epochs before which all examples are in the store; None: these are no
-    others."""
 
     @property
     def is_changed(self) -> bool:
@@ -147,16 +144,11 @@ def choose(
         refused = refused or "there is no memory for it"
         reasons = (found.why, f"not cached: {refused}")
         return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
-    # Without workers the script's process reads the examples, but not before all are kept.
-    alone = plan.kept_workers == 0 < own.workers
-    wanted = msgspec.structs.replace(plan, workers=None if alone else plan.kept_workers)
-    new, why = _want(own, wanted, is_analyzed=is_analyzed)
-    found = _fit(own, new, plan, trial, why)
+    if size >= trial.example_bytes * len(loader.dataset):  # from memory, its own workers are enough
+        new, why = _want(own, msgspec.structs.replace(plan, workers=None), is_analyzed=is_analyzed)
+        found = _fit(own, new, plan, trial, why)
     kept = msgspec.structs.replace(found.new, cache_bytes=size)
-    filled = None
-    if alone and is_analyzed and not trial.random:
-        filled = LoaderSettings(0, None, False, size)
-    return msgspec.structs.replace(found, new=kept, identity=trial.identity, filled=filled)
+    return msgspec.structs.replace(found, new=kept, identity=trial.identity)
 
 
 def _fit(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.intervals import estimate_interval
 from stoker.analysis.model.report import AsItIs, Rate, TransformCost
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Turn
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 
@@ -213,7 +213,7 @@ def estimate_turns(rank: RankTrace, batch: float) -> list[tuple[float, float, fl
 
 
 def estimate_kept(
-    turns: Sequence[KeptTurn], workers: int, batch: float, as_it_is: Rate | None
+    turns: Sequence[Turn], workers: int, batch: float, as_it_is: Rate | None
 ) -> Rate | None:
     """Return the rate of training on a cache: how many times as fast as the job beside it.
 
@@ -221,11 +221,11 @@ def estimate_kept(
     all. Without the job beside it, it is the rate itself.
     """
     if as_it_is is None or not turns or not all(turn.own for turn in turns):
-        steps = [step.lasted_s for turn in turns for step in turn.kept.get(workers, [])]
+        steps = [step.lasted_s for turn in turns for step in turn.other]
         return _estimate_step_rate(steps, batch, max(1, workers))
     gains = [
         statistics.mean(step.lasted_s for step in turn.own)
-        / statistics.mean(step.lasted_s for step in turn.kept[workers])
+        / statistics.mean(step.lasted_s for step in turn.other)
         for turn in turns
     ]
     found = (statistics.median(gains), min(gains), max(gains))

@@ -130,14 +130,10 @@ class PrepPoint(msgspec.Struct, frozen=True):
 class Prepared(msgspec.Struct, frozen=True):
     """Examples as the script's dataset returns them."""
 
-    dataset: str
-    """The dataset, as the script's code."""
     example_bytes: int
     """The bytes of an example's arrays."""
     varies: bool
     """True if reading an example draws at random, or gives another value each time."""
-    in_loop: bool = False
-    """True if the script builds the loader in a loop, anew for each turn."""
 
 
 class Loader(msgspec.Struct, frozen=True):
@@ -317,9 +313,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     for each; None where it was not tried, or the job has as many."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
-    kept: list[PrepPoint] = []
-    """The loader, and training, with some examples in a cache in memory, by number of workers;
-    empty where that was not tried, as of examples that are random."""
+    kept: PrepPoint | None = None
+    """The loader, and training, with some examples in a cache in memory; None where that was not
+    tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     stages: dict[str, Rate] = {}

@@ -39,19 +39,10 @@ class Step(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A while of training on the job's own data, and one on prepared batches right after it."""
+    """A while of training on the job's own data, and one on other batches right after it."""
 
     own: list[Step]
-    replayed: list[Step]
-
-
-class KeptTurn(NamedTuple):
-    """A while of training on the job's own data, and some on examples in a cache after it."""
-
-    own: list[Step]
-    """Empty where its data would have to be fetched again."""
-    kept: dict[int, list[Step]]
-    """By number of workers."""
+    other: list[Step]
 
 
 @dataclass
@@ -73,11 +64,12 @@ class RankTrace:
     """The same by the job's own workers, with more batches ahead."""
     turns: list[Turn] = field(default_factory=list)
     """The job as it is and G once more, by turns."""
-    kept_turns: list[KeptTurn] = field(default_factory=list)
-    """The job as it is and training on a cache, by turns."""
+    kept_turns: list[Turn] = field(default_factory=list)
+    """The job as it is and training on a cache, by turns. Without the job where its data would have
+    to be fetched again."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
-    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of
+    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept" of
     examples in a cache."""
     sampled: list[dict[str, int]] = field(default_factory=list)
     """Looks at the code that makes a batch, with the data in memory, by the name of the work."""

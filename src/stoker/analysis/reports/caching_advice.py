@@ -13,7 +13,6 @@ from stoker.analysis.model.changes import (
     predict_gain,
     with_kept,
     with_less_work,
-    with_workers,
 )
 from stoker.analysis.model.formulas import smallest_cache
 from stoker.analysis.model.model import Change, predict
@@ -36,21 +35,13 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
     if kept is None:
         return
     size, held = kept
-    assert report.prepared is not None
     whole = find_kept(report)
-    gain = predict_gain(report, job=lambda case: with_kept(case, held, whole))
-    alone = predict_gain(report, job=lambda case: with_workers(with_kept(case, held, whole), 0))
-    why = "from the second epoch on. An example was the same in each reading, so nothing is random"
-    if report.loader.workers and alone.value >= gain.value / WORTH:
-        why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"
-    if report.prepared.in_loop:
-        why += ". Build the cache once, in front of the loop: each one begins with no examples"
-    why += warn_of_changes(report)
     yield Action(
         f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
-        f'DataLoader(stoker.cached({report.prepared.dataset}, "{round_up_to_mib(size)}"), ...)',
-        gain,
-        why,
+        f'DataLoader(stoker.cached(dataset, "{round_up_to_mib(size)}"), ...)',
+        predict_gain(report, job=lambda case: with_kept(case, held, whole)),
+        "from the second epoch on. An example was the same in each reading, so nothing is random"
+        + warn_of_changes(report),
     )
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.host_load import join_loads
-from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.changes import find_ends
@@ -27,6 +26,7 @@ from stoker.analysis.model.report import (
     Action,
     Interval,
     Loader,
+    Prepared,
     PrepPoint,
     Rank,
     Rate,
@@ -147,11 +147,12 @@ class _RankFindings:
         self.curve = self._estimate_curve(
             warm, lambda count: rates.estimate_trained(trained.get(count, []), count, self.batch)[0]
         )
-        kept = [drains for name, drains in self.rank.drains.items() if name.startswith("kept-")]
         as_it_is = self.steady.rate if self.steady else None
-        self.kept = self._estimate_curve(
-            kept, lambda count: rates.estimate_kept(turns, count, self.batch, as_it_is)
+        kept = self._estimate_curve(
+            [self.rank.drains[name] for name in ("kept",) if name in self.rank.drains],
+            lambda count: rates.estimate_kept(turns, count, self.batch, as_it_is),
         )
+        self.kept = kept[0] if kept else None
         # Of training on data in memory, by the job's own workers.
         own = self.rank.trained.get(self.about["workers"], [])
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
@@ -515,7 +516,11 @@ class _RankFindings:
                 else 0.0
             ),
             kept=self.kept,
-            prepared=find_prepared(self.about, rank.described),
+            prepared=(
+                Prepared(rank.described["example_bytes"], rank.described["varies"])
+                if rank.described.get("example_bytes")
+                else None
+            ),
             stages=self.stages,
             thread_trial=trace.thread_trial,
             process_trial=trace.process_trial,

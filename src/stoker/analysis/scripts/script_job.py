@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace, Turn
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
     MORE_PREFETCH,
     TURNS,
@@ -294,10 +294,7 @@ class ScriptJob:
             rank.described |= answer
 
     def keep_examples(self) -> None:
-        """Measure the loader, and training, with some examples in a cache. Raises Stopped.
-
-        With the job's own workers, and without any, or else with one.
-        """
+        """Measure the loader, and training, with some examples in a cache. Raises Stopped."""
         first = self._recorded[0]
         if any(
             rank.described.get("varies", True)
@@ -318,19 +315,14 @@ class ScriptJob:
             if "error" in answer:
                 self.trace.note(f"examples were not kept in memory: {answer['error']}")
                 return
-        counts = first.workers, 0 if first.workers else 1
         with contextlib.suppress(DrainFailed):
-            for workers in counts:
-                self.drain(f"kept-{workers}", workers, seconds / 2, kept=True)
+            self.drain("kept", first.workers, seconds / 2, kept=True)
             again = self._is_found_in_memory()
             # Where its own data are not in memory, they would be fetched by now.
             shares = [self._plan_own()] if again else []
-            shares += [self._plan_kept(workers) for workers in counts]
+            shares.append(self._plan_kept(first.workers))
             for recorded, turns in self._take_turns("the job as it is and a cache", shares, again):
-                recorded.kept_turns = [
-                    KeptTurn(turn[0] if again else [], dict(zip(counts, turn[-2:], strict=True)))
-                    for turn in turns
-                ]
+                recorded.kept_turns = [Turn(turn[0] if again else [], turn[-1]) for turn in turns]
         if not first.kept_turns:
             self.trace.note("training on a cache was not measured: its gain is that of its parts")
 
@@ -478,7 +470,7 @@ class ScriptJob:
     def _plan_kept(self, workers: int) -> TurnShare:
         """Return the share of a cache that is read by so many workers."""
         prefetch = self._recorded[0].described["prefetch"] or 2
-        each_s = self._find_drained_step_s(f"kept-{workers}")
+        each_s = self._find_drained_step_s("kept")
         return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
 
     def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> TurnShare:

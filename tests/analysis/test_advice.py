@@ -191,17 +191,6 @@ def test_the_gain_of_a_cache_is_that_of_training_on_one(parts: Parts, slower: fl
     assert not [a for a in advise(replace(report, kept=None)) if "stoker.cached" in a.code]
 
 
-def test_batches_ahead_are_advised_where_training_on_them_was_faster() -> None:
-    found = job(G=1_000, P={1: 400, 2: 500}, workers=1, S=None)
-    point = replace(found.prep[0], trained=Rate(300.0, 290.0, 310.0))
-    found = replace(found, prep=[point, *found.prep[1:]])
-    for more, advised in ((Rate(375.0, 360.0, 390.0), True), (Rate(330.0, 305.0, 355.0), False)):
-        codes = [a for a in advise(replace(found, prefetched=more)) if "prefetch_factor" in a.code]
-        assert [a.code for a in codes] == ["DataLoader(..., prefetch_factor=8)"] * advised
-        assert all(a.gain.value == pytest.approx(375 / 300) for a in codes)
-    assert not [a for a in advise(found) if "prefetch_factor" in a.code]
-
-
 def test_no_workers_are_advised_that_start_longer_than_they_save() -> None:
     found = job(G=500, P={0: 80, 1: 80, 2: 160}, workers=0, S=None, C=None)
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strategies import one_in
+
 torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
@@ -114,6 +116,23 @@ def test_a_dataset_that_changes_between_epochs_is_read_again() -> None:
     assert said == ["its dataset has changed: its examples are read in each epoch from here on"]
 
 
+@pytest.mark.parametrize("persistent", one_in(2, [False, True]))
+def test_a_random_collation_in_workers_keeps_their_seeds(persistent: bool) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent}
+
+    def make() -> Any:
+        return DataLoader(Slow(), 4, shuffle=True, collate_fn=noisy, **options)
+
+    breaks = (99, 5, 99)
+    expected = play(make(), None, breaks, False)
+    loader = make()
+    found = choice_of(loader, cache=True)
+    assert found.new.cache_bytes
+    assert (found.new.workers, found.same, found.twice) == (2, True, False)
+    changed = ChangedLoader(dataloader, torch, found, pytest.fail, compares=True)
+    assert play(loader, changed, breaks, False) == expected
+
+
 class Counted(Slow):
     def __getitem__(self, index: int) -> Any:
         self.add(index)
@@ -163,7 +182,7 @@ def test_training_and_validation_are_looked_at_apart() -> None:
     train = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), cache=True)
     assert not train.is_changed
     assert "not cached: its examples are random" in train.why
-    alone: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    alone: dict[str, Any] = {"cache": True, "workers": None}
     refused = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), **alone)
     assert refused.why == "not cached: its examples are random", "no workers were asked for"
     validation = choice_of(DataLoader(Slow(), 4, collate_fn=stack), cache=True)
@@ -178,7 +197,7 @@ def test_training_and_validation_are_looked_at_apart() -> None:
 
 
 def test_examples_are_not_kept_where_that_brings_nothing() -> None:
-    plan: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    plan: dict[str, Any] = {"cache": True, "workers": None}
     loader = DataLoader(Slow(), 4, collate_fn=stack)
     left = choice_of(loader, kept_gain=1.004, **plan)
     assert not left.is_changed

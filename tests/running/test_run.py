@@ -53,8 +53,7 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
     assert found.stdout == plain.stdout
     lines = found.stderr.splitlines()
     assert lines[0] == (
-        f"stoker run: train.py:{LINE}: num_workers 0 -> 2, prefetch 2, persistent; "
-        "same batches: yes"
+        f"stoker run: train.py:{LINE}: num_workers 0 -> 2, persistent; same batches: yes"
     )
     assert lines[1].startswith(f"--- {script.name}")
     compared = "8 batches compared with the script's own, bit for bit: the same"
@@ -421,7 +420,7 @@ SHAPES = {
 def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str) -> None:
     script = write_script(tmp_path, SHAPES[shape])
     line = f"train.py:{LINE + 3}"  # of the endless one
-    report = write_advice(tmp_path, "num_workers=2", "prefetch_factor=4", loader=line)
+    report = write_advice(tmp_path, "num_workers=2", loader=line)
     plain = start(tmp_path, sys.executable, script.name)
     found = run(tmp_path, "--apply", report, script.name)
     assert plain.returncode == found.returncode == 0, found.stderr

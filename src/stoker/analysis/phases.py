@@ -32,9 +32,6 @@ _MOST_COLD = 0.05
 _SPARE_STORAGE = 1.5
 TURNS = 3
 """Turns of the job as it is and G, beside the first one: four values, for an interval."""
-MORE_PREFETCH = 8
-"""Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
-few batches, and four times PyTorch's own, as each takes memory."""
 # Training by turns takes about as long as so many phases of training. Chosen, not measured.
 _TURNS_TAKE = 4
 # More workers are tried until preparation is this many times as fast as training: a smaller margin,
@@ -113,10 +110,6 @@ class DrivenJob(Protocol):
         ``left`` is how many such calls are still to come, with this one.
         """
 
-    def prefetch_more(self, left: int) -> None:
-        """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
-        (``RankTrace.prefetched``)."""
-
     def sample_stacks(self) -> None:
         """Drain once more, and look at the code that prepares (``RankTrace.sampled``).
 
@@ -190,11 +183,7 @@ def _drain_warm(job: DrivenJob) -> None:
                 trace.note(f"{turn}: left out, as the loader gave too few batches")
                 continue
             job.say(f"training on data in memory, {turn}")
-            # Of this round, those after this one; of each round, one that prefetches more.
-            left = (rounds - again) * (len(counts) + 1) - place + _TURNS_TAKE
-            job.train(count, left)
-            if own and time.monotonic() < until:
-                job.prefetch_more(left - 1)
+            job.train(count, (rounds - again) * len(counts) - place + _TURNS_TAKE)
     if not rank.trained:
         trace.note(
             "training on data in memory was not measured: predictions assume that it reaches the "

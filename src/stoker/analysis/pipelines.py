@@ -252,9 +252,6 @@ class PipelineJob:
             yield Step(asked - entered, came - entered)
             entered = asked
 
-    def prefetch_more(self, left: int) -> None:
-        """Do nothing: the window of a pipeline has a size of its own."""
-
     def sample_stacks(self) -> None:
         """Do nothing: a pipeline's stages are known, with a rate each."""
 

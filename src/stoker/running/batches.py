@@ -70,9 +70,7 @@ class ChangedLoader:
         self.choice = choice
         self.say = say
         self.pace = EpochPace(choice, 0.0, say) if pace is None else pace
-        # Where workers' seeds stay, their number does, and they read the same batches.
-        can = choice.same and choice.twice and not choice.seeds
-        self.to_compare = _COMPARED if compares and can else 0
+        self.to_compare = _COMPARED if compares and choice.same and choice.twice else 0
         self._compares_hits = bool(self.to_compare and choice.new.cache_bytes)
         self.stores: dict[str, KeptExamples] = {} if stores is None else stores
         self._examples: KeptExamples | None = None
@@ -99,7 +97,7 @@ class ChangedLoader:
         draws = not (own.persistent and own.workers and self._has_drawn)
         self._has_drawn = True
         seeds = self.torch.Generator()
-        if draws and not self.choice.seeds:
+        if draws:
             script = self.torch.default_generator if loader.generator is None else loader.generator
             seeds.set_state(script.get_state())
             # As PyTorch draws the base seed of the workers.
@@ -175,10 +173,8 @@ class ChangedLoader:
         **replaced: Any,
     ) -> Any:
         """Return a new iterator of PyTorch's. ``seeds``: a generator for the workers' base seed."""
-        generator = loader.generator
-        if not self.choice.seeds:
-            generator = self.torch.Generator()  # the script's own has been drawn from
-            generator.set_state(seeds.get_state())
+        generator = self.torch.Generator()  # the script's own has been drawn from
+        generator.set_state(seeds.get_state())
         changed = replaced | {
             "num_workers": settings.workers,
             "prefetch_factor": settings.prefetch,
@@ -274,7 +270,7 @@ class RunBatches:
             self._inner = changed.open(self._loader, self._order, self._seeds, keeps=self._keeps)
         except (OSError, RuntimeError) as error:
             raise_interrupt(error)
-            if changed.choice.seeds:
+            if not changed.choice.twice:
                 raise
             problem = f"workers cannot be started ({error})"
         else:
@@ -408,7 +404,7 @@ class RunBatches:
 
     def _must_read_here(self, error: Exception) -> bool:
         changed = self._changed
-        if changed.settings == changed.choice.own or changed.choice.seeds:
+        if changed.settings == changed.choice.own or not changed.choice.twice:
             return False
         # A script without workers gets its own error, in its own process, and others a worker's.
         alone = changed.choice.own.workers == 0 or changed.settings.workers == 0

@@ -70,10 +70,8 @@ def _is_in_loop(tree: ast.Module, line: int) -> bool:
 
 def _list_options(choice: LoaderChoice) -> dict[str, str]:
     own, new = choice.own, choice.new
-    prefetch = new.prefetch or 2 if new.workers else own.prefetch or 2
     pairs = (
         ("num_workers", own.workers, new.workers),
-        ("prefetch_factor", own.prefetch or 2, prefetch),
         ("persistent_workers", own.persistent, new.persistent),
     )
     found = {name: str(value) for name, before, value in pairs if value != before}

@@ -190,8 +190,6 @@ def describe(choice: LoaderChoice) -> str:
     parts = []
     if new.workers != own.workers:
         parts.append(f"num_workers {own.workers} -> {new.workers}")
-    if new.prefetch != own.prefetch:
-        parts.append(f"prefetch {new.prefetch}")
     if new.persistent and not own.persistent:
         parts.append("persistent")
     if new.cache_bytes:

@@ -50,12 +50,11 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     own: LoaderSettings
     """As the script has them."""
     new: LoaderSettings
-    seeds: bool = False
-    """True if examples are random in workers and stay the same, as the seeds of the workers do."""
     same: bool = True
     """True if batches are the same as with the script's own settings."""
     twice: bool = True
-    """True if a batch may be made twice: no generator moves at that."""
+    """True if a batch may be made twice: no generator moves at that. Else the number of workers
+    stays, and so do their seeds."""
     why: str = ""
     """Why something was not applied."""
     identity: str = ""
@@ -159,15 +158,9 @@ def _fit(
         return LoaderChoice(own, new, why=why)
     if plan.redraw and new != own:
         return LoaderChoice(own, new, same=False, why=why)
-    reason = why
     if new != own:
-        reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
-    if own.workers == 0:
-        return LoaderChoice(own, own, twice=False, why=reason)
-    few = LoaderSettings(own.workers, new.prefetch, own.persistent)
-    if few == own:
-        return LoaderChoice(own, own, seeds=True, why=reason)
-    return LoaderChoice(own, few, seeds=True, why=f"no other workers: {reason}")
+        why = "examples are random, and would be drawn otherwise (--do workers,redraw)"
+    return LoaderChoice(own, own, twice=False, why=why)
 
 
 def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
@@ -247,14 +240,11 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
         why, workers = f"workers would be started by {method!r}, and import the script again", 0
     if workers == 0:
         return LoaderSettings(0, None, False), why
-    prefetch = own.prefetch or 2
-    if is_analyzed and plan.prefetch is not None:
-        prefetch = max(prefetch, plan.prefetch)
     persistent = own.persistent or workers > own.workers or (is_analyzed and plan.persistent)
     if is_analyzed and plan.changes and persistent and not own.persistent:
         persistent = False
         why = "; ".join(filter(None, (why, f"not persistent: {tell_changes(plan.changes)}")))
-    return LoaderSettings(workers, prefetch, persistent), why
+    return LoaderSettings(workers, own.prefetch or 2, persistent), why
 
 
 def _most_workers(plan: RunPlan) -> int:

@@ -23,7 +23,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     loader: str
     """The loader that was analyzed: file and line."""
     workers: int | None = None
-    prefetch: int | None = None
     persistent: bool = False
     gain: float = 1.0
     """Predicted speed over the speed as it is, for the workers."""
@@ -59,20 +58,17 @@ def make_plan(
         raise ValueError(
             "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
         )
-    workers = prefetch = None
-    persistent, gain = False, 1.0
+    workers, persistent, gain = None, False, 1.0
     for action in report.actions if "workers" in do else ():
         options = action.options or LoaderOptions()
         workers = options.num_workers or workers
-        prefetch = options.prefetch_factor or prefetch
         persistent = persistent or options.persistent_workers
-        if options.num_workers or options.prefetch_factor:
+        if options.num_workers:
             gain = max(gain, action.gain.value)
     seen = report.as_it_is
     return RunPlan(
         loader=report.loader.name,
         workers=workers,
-        prefetch=prefetch,
         persistent=persistent,
         gain=gain,
         kept_gain=predict_kept_gain(report),

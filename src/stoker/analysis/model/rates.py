@@ -261,17 +261,16 @@ def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = Fals
 
 
 def estimate_trained(
-    rounds: Sequence[Sequence[Step]], workers: int, batch: float, ahead: int = 2
+    rounds: Sequence[Sequence[Step]], workers: int, batch: float
 ) -> tuple[Rate | None, float]:
     """Return the rate of training on data in memory, without the batches prefetched first.
 
-    Also return the seconds an example that it spent outside of ``next()``. Each of the ``workers``
-    prepares ``ahead`` batches ahead.
+    Also return the seconds an example that it spent outside of ``next()``.
     """
     steps: list[Step] = []
     period = max(1, workers)
     for found in rounds:
-        later = found[min(2 * ahead * period if workers else 2, len(found) // 3) :]
+        later = found[min(4 * period if workers else 2, len(found) // 3) :]
         steps += later[: len(later) // period * period]
     rate = _estimate_step_rate([step.lasted_s for step in steps], batch, period)
     outside_s = sum(step.lasted_s - step.waited_s for step in steps)

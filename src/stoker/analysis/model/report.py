@@ -74,7 +74,6 @@ class LoaderOptions(msgspec.Struct, frozen=True):
     """Options of the script's ``DataLoader`` that an action changes; the others stay."""
 
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
-    prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
     persistent_workers: bool = False
 
     def __str__(self) -> str:
@@ -308,9 +307,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """Worker seconds per example after each place of an echo, where they are known."""
-    prefetched: Rate | None = None
-    """What training reaches with the data in memory, the job's own workers, and eight batches ahead
-    for each; None where it was not tried, or the job has as many."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
     kept: PrepPoint | None = None

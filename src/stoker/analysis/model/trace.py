@@ -60,8 +60,6 @@ class RankTrace:
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers."""
-    prefetched: list[list[Step]] = field(default_factory=list)
-    """The same by the job's own workers, with more batches ahead."""
     turns: list[Turn] = field(default_factory=list)
     """The job as it is and G once more, by turns."""
     kept_turns: list[Turn] = field(default_factory=list)

@@ -99,9 +99,7 @@ class DrainSession:
                         self._left = command["steps"] + 1
                         self._bank = None
                     else:
-                        self._batches = self._drains.iterate(
-                            command["workers"], command["prefetch"]
-                        )
+                        self._batches = self._drains.iterate(command["workers"])
                         self._left = command["steps"] + 1
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
@@ -323,12 +321,9 @@ class LoaderDrains:
         order = type(getattr(sampler, "sampler", sampler)).__name__
         return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
 
-    def iterate(self, workers: int, prefetch: int | None = None) -> Iterator[Any]:
-        """Yield batches of the examples of the first drain, without end.
-
-        ``prefetch``: batches that each worker prepares ahead; None: as many as in the script.
-        """
-        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "", prefetch)
+    def iterate(self, workers: int) -> Iterator[Any]:
+        """Yield batches of the examples of the first drain, without end."""
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "")
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
@@ -384,7 +379,6 @@ class LoaderDrains:
         count: int,
         tag: str,
         hears: str,
-        prefetch: int | None = None,
         samples: bool = False,
         kept: bool = False,
     ) -> Any:
@@ -402,7 +396,7 @@ class LoaderDrains:
         if count > 0:
             made |= {
                 "num_workers": count,
-                "prefetch_factor": prefetch or loader.prefetch_factor or 2,
+                "prefetch_factor": loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
                 "worker_init_fn": functools.partial(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from stoker.analysis.model.calibration import scale_efficiency
 from stoker.analysis.model.changes import (
     CROSSING,
     WORTH,
@@ -28,7 +27,6 @@ from stoker.analysis.model.report import (
     to_measured,
     to_measured_apart,
 )
-from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.reports.caching_advice import (
     advise_caches,
@@ -57,7 +55,6 @@ def advise(report: Report) -> list[Action]:
         *_advise_workers(report),
         *_advise_processes(report),
         *_advise_threads(report),
-        *_advise_prefetching(report),
         *_advise_persistence(report),
         *advise_caches(report),
         *_advise_storage(report),
@@ -138,23 +135,6 @@ def _advise_threads(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_faster_prep(case, trial.speedup)),
         "only if several threads may call it at once: a dataset or function that keeps nothing "
         "between calls",
-    )
-
-
-def _advise_prefetching(report: Report) -> Iterator[Action]:
-    """Advise more batches ahead, if training on them was faster without doubt."""
-    point, more = find_point(report.prep, report.loader.workers), report.prefetched
-    own = None if point is None else point.trained
-    if more is None or own is None or more.low <= own.high:
-        return
-    faster, options = more.value / own.value, LoaderOptions(prefetch_factor=MORE_PREFETCH)
-    yield Action(
-        f"have each worker prepare {MORE_PREFETCH} batches ahead",
-        str(options),
-        predict_gain(report, job=lambda case: scale_efficiency(case, faster)),
-        f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
-        "examples/s. Batches ahead take memory",
-        options=options,
     )
 
 

@@ -44,7 +44,6 @@ from stoker.analysis.model.trace import (
     Trace,
     list_raw_phases,
 )
-from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
@@ -507,9 +506,6 @@ class _RankFindings:
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
-            prefetched=rates.estimate_trained(
-                rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
-            )[0],
             startup_s=(
                 rates.estimate_startup_s(rank)
                 if rank.workers and rank.described.get("persistent") is False

@@ -13,7 +13,6 @@ from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
-    MORE_PREFETCH,
     TURNS,
     DrainFailed,
     PhaseLimits,
@@ -282,7 +281,7 @@ class ScriptJob:
             session.switch("take_at")
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
-            rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
+            rank.drains, rank.trained, rank.opened = {}, {}, []
             rank.turns, rank.sampled, rank.kept_turns = [], [], []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
@@ -402,39 +401,23 @@ class ScriptJob:
 
         Raises Stopped.
         """
-        for recorded, steps in self._train(workers, left, None):
-            recorded.trained.setdefault(workers, []).append(steps)
-
-    def prefetch_more(self, left: int) -> None:
-        """Have the script train with more batches ahead, if it has workers. Raises Stopped."""
-        first = self._recorded[0]
-        if first.workers and first.described["prefetch"] < MORE_PREFETCH:
-            self.say(f"training with {MORE_PREFETCH} batches ahead for each worker")
-            for recorded, steps in self._train(first.workers, left, MORE_PREFETCH):
-                recorded.prefetched.append(steps)
-
-    def _train(
-        self, workers: int, left: int, prefetch: int | None
-    ) -> list[tuple[RankTrace, list[Step]]]:
-        """Return the steps of each rank; none if they failed. Raises Stopped."""
         session, each_s = self._session, self._find_drained_step_s(f"warm-{workers}")
         fewest = 4 * max(1, workers) + _FEWEST
         steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
-                return []
-        trained = []
+                return
         # Ranks train together: all of them take the same number of steps.
         for rank, recorded, answer, start in self._send(
-            do="train", workers=workers, steps=steps_wanted, prefetch=prefetch
+            do="train", workers=workers, steps=steps_wanted
         ):
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
-            trained.append((recorded, [rates.make_step(*pair) for pair in pairs]))
-        return trained
+            steps = [rates.make_step(*pair) for pair in pairs]
+            recorded.trained.setdefault(workers, []).append(steps)
 
     def sample_stacks(self) -> None:
         """Drain with the job's own workers, and look at their stacks. Raises Stopped."""

@@ -606,7 +606,8 @@ def test_a_dataset_that_moves_when_it_is_read_is_left_as_it_is(
     assert not found.is_changed
     assert "reading its examples changes what the dataset holds" in found.why
     assert name in found.why
-    collated = choice_of(DataLoader(Squares(), 4, num_workers=own, collate_fn=_CountedBatches()))
+    counting: Any = {"num_workers": own, "collate_fn": _CountedBatches()}
+    collated = choice_of(DataLoader(Squares(), 4, **counting), workers=3)
     assert not collated.is_changed
     assert "(collate_fn)" in collated.why
 

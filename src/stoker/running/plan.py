@@ -75,7 +75,7 @@ def make_plan(
         examples_per_s=None if seen is None else seen.rate.value,
         batch_size=report.loader.batch_size,
         cores=report.cores,
-        trainers=report.jobs * max(1, len(report.ranks)),
+        trainers=max(1, len(report.ranks)),
         cache="cache" in do,
         changes=report.loader.changes or [],
         redraw="redraw" in do,

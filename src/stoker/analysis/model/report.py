@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -253,8 +253,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     trains_on_cpu: bool
     host: HostLoad | None = None
     """Who used the processors until the end of P; None where the kernel does not tell."""
-    jobs: int = 1
-    """Training jobs that the script runs side by side, one of which is reported on."""
     loader: Loader
     loaders: list[Loader]
     examples: int | None = None
@@ -323,8 +321,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     process_trial: ProcessTrial | None = None
     """For a pipeline: what its first worker process showed of the user's code; None without."""
     ranks: list[Rank] = []
-    phases: list[dict[str, Any]] = []
-    """The raw figures of each phase."""
 
     def __repr__(self) -> str:
         """Return what ``print`` shows, for notebooks."""

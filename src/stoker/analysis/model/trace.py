@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -136,16 +134,14 @@ class Trace:
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""
     crash: Crash | None = None
-    jobs: int = 1
-    """Training jobs that the script runs, each on its own; one of them was analyzed."""
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a phase did not happen: "as-it-is", "G", "P", "S"."""
 
     @property
     def share_of_cores(self) -> int:
-        """The processors of one rank, where all ranks of all jobs of the script do alike."""
-        return max(1, self.cores // (max(1, len(self.ranks)) * self.jobs))
+        """The processors of one rank, where all ranks do alike."""
+        return max(1, self.cores // max(1, len(self.ranks)))
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -155,31 +151,3 @@ class Trace:
 
 class AnalysisError(Exception):
     """Nothing could be measured; the message says why and what to do."""
-
-
-def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
-    """Return the raw figures of each phase, as data."""
-    phases: list[dict[str, Any]] = []
-
-    def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
-        # Enough to show the course of a phase, and few enough for a small report.
-        return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
-
-    for rank in trace.ranks:
-        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
-            own = [row for row in rows if row.slot == rank.slot]
-            began_ns = own[0].entered_ns if own else 0
-            entered_s = since(began_ns, (row.entered_ns for row in own))
-            left_s = since(began_ns, (row.left_ns for row in own))
-            times = {"entered_s": entered_s, "left_s": left_s}
-            phases.append({"phase": name, "rank": rank.rank} | times)
-        for name, drains in rank.drains.items():
-            for drain in drains:
-                times = {"arrivals_s": since(drain.began_ns, drain.arrivals_ns)}
-                phases.append({"phase": name, "rank": rank.rank, "workers": drain.workers} | times)
-    for name, reads in (("S", trace.cold_reads), ("C", trace.warm_reads)):
-        for read in reads:
-            files, seconds = map(list, zip(*read, strict=True))
-            times = {"files": files, "seconds": seconds}
-            phases.append({"phase": name, "readers": trace.readers} | times)
-    return phases

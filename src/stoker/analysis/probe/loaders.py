@@ -12,24 +12,13 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from typing import Any, NoReturn
 
 from . import backward_watch, drain_session, exit_log, replay
 from .dataset.state import find_changes, read_state
-from .records import (
-    END_PLACE,
-    SLOTS,
-    TOLD,
-    TOLD_A_THREAD,
-    TOLD_AGAIN,
-    Recorder,
-    find_places,
-    read_json,
-    write_json,
-)
+from .records import SLOTS, Recorder, find_places, read_json, write_json
 
 _clock = time.perf_counter_ns
 # Of prctl(2), which Python does not name.
@@ -218,7 +207,6 @@ class ProbedProcess:
             "parent": os.getppid(),
             "generation": _read_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             "daemon": multiprocessing.current_process().daemon,
-            "arguments": getattr(sys, "argv", []),
             "loaders": [{name: getattr(seen, name) for name in _TOLD} for seen in self.seen],
         }
         distributed = sys.modules.get("torch.distributed")
@@ -229,13 +217,7 @@ class ProbedProcess:
 
     def end(self) -> NoReturn:
         """End the script. Raises EndOfAnalysis, and again if the script caught it."""
-        how = TOLD
-        if threading.current_thread() is not threading.main_thread():
-            how = TOLD_A_THREAD
-        elif self.told_to_end:
-            how = TOLD_AGAIN
         self.told_to_end = True
-        self.recorder.header[END_PLACE] = how
         raise EndOfAnalysis(0) from None
 
     def synchronise(self) -> None:

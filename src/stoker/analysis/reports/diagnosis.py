@@ -42,7 +42,6 @@ from stoker.analysis.model.trace import (
     Drain,
     RankTrace,
     Trace,
-    list_raw_phases,
 )
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
@@ -437,7 +436,6 @@ class _RankFindings:
             bound=self.find_bound(split),
             notes=self.notes,
             ranks=ranks,
-            phases=list_raw_phases(self.trace),
         )
 
     @cached_property
@@ -481,7 +479,6 @@ class _RankFindings:
             crash=trace.crash,
             cores=trace.share_of_cores,
             host=join_loads(trace.host_loads),
-            jobs=trace.jobs,
             memory_bytes=resources.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
             loader=loaders[rank.about["loaders"].index(self.about)],

@@ -221,15 +221,6 @@ class ScriptJob:
         trained = {row.slot for row in first.rows if row.trains}
         self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
         self.trace.ranks = session.find_training_ranks()
-        jobs = {rank.job for idle, _, rank in chosen if not idle}
-        self.trace.jobs = max(1, len(jobs))
-        if len(jobs) > 1:
-            arguments = " ".join(first.about["arguments"])
-            self.trace.note(
-                f"the script runs {len(jobs)} separate training jobs (no process group joins "
-                f"them); this report is about one of them, process {first.pid} ({arguments}), "
-                "while the others continued"
-            )
 
     # G
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
-from stoker.analysis.phases import PhaseLimits
 from stoker.analysis.probe.records import (
     BATCH,
     LEARNED,
@@ -150,7 +149,7 @@ class MadeUpJob:
         self.job, self.queued_s = job, queued_s
         self.trace = Trace(["train.py"], starts=1, cores=2)
         self.trace.reasons["files"] = "made up"
-        self.limits = PhaseLimits(1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 1.0, worker_counts=5)
+        self.unit_s, self.patience_s, self.worker_counts = 1.0, 60.0, 5
         self.done: set[str] = set()
         self.files: list[str] = []
 

@@ -27,8 +27,6 @@ def load(others: float, idle: float, steal: float = 0.0, cores: int = 2) -> Host
         others_cores=others,
         steal_cores=steal,
         idle_cores=idle,
-        pressure_fraction=None,
-        load_average=9.0,
     )
 
 

@@ -12,7 +12,6 @@ import contextlib
 import math
 import random
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.analysis import cold_reads
@@ -47,25 +46,6 @@ class DrainFailed(Stopped):
     """A drain got no batch in its time, or too few."""
 
 
-@dataclass(frozen=True)
-class PhaseLimits:
-    """How long the phases last, in seconds, and how many worker counts are tried."""
-
-    first_drain_s: float
-    warm_drain_s: float
-    other_warm_drain_s: float
-    """With other numbers of workers than the job's."""
-    cold_drain_s: float
-    reading_s: float
-    """Files alone; cold reads with the job's readers take twice as long."""
-    all_warm_drains_s: float
-    """After this time, no further number of workers is tried."""
-    filling_s: float
-    """Reading the drained files into memory, if they are not all there."""
-    worker_counts: int
-    """How many numbers of workers are tried, including the job's own."""
-
-
 class DrivenJob(Protocol):
     """A training job that the phases control, in all its ranks at once.
 
@@ -74,7 +54,12 @@ class DrivenJob(Protocol):
 
     trace: Trace
     """The results; ``ranks`` are known once the job has run as it is."""
-    limits: PhaseLimits
+    unit_s: float
+    """The time of a drain, in seconds; a cold one takes twice as long."""
+    patience_s: float
+    """After so many seconds of warm drains no further number of workers is tried."""
+    worker_counts: int
+    """How many numbers of workers are tried, including the job's own."""
     done: set[str]
     """The phases that need not be repeated, of "as-it-is", "G" and "drains"."""
     files: list[str]
@@ -150,20 +135,19 @@ def run_phases(job: DrivenJob) -> None:
 
 def _drain_warm(job: DrivenJob) -> None:
     """Drain with the data in memory, with several numbers of workers, and train on that data."""
-    trace, limits = job.trace, job.limits
-    until = time.monotonic() + limits.all_warm_drains_s
-    rank = trace.ranks[0]
-    job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
+    trace, rank = job.trace, job.trace.ranks[0]
+    until = time.monotonic() + job.patience_s
+    job.drain("found", rank.workers, job.unit_s, fresh=True)
     drained = job.find_files()
     with contextlib.suppress(OSError):
         if trace.files and cold_reads.resident_fraction(drained) not in (None, 1.0):
-            cold_reads.read_files(drained, 4, limits.filling_s)
+            cold_reads.read_files(drained, 4, job.patience_s / 4)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Workers that import much do so in each drain again; then one round must be enough.
-    rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
+    rounds = 1 if startup_s > 2 * job.unit_s else _ROUNDS
     cores = trace.share_of_cores
-    counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
+    counts = _list_worker_counts(rank.workers, cores)[: job.worker_counts]
     for again in range(rounds):
         if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:
             counts.insert(0, more)
@@ -174,9 +158,8 @@ def _drain_warm(job: DrivenJob) -> None:
             own = count == rank.workers
             turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"
             job.say(f"P: data in memory, {turn}")
-            drain_s = limits.warm_drain_s if own else limits.other_warm_drain_s
             try:
-                job.drain(f"warm-{count}", count, drain_s)
+                job.drain(f"warm-{count}", count, job.unit_s)
             except DrainFailed:
                 if own and not again:
                     raise
@@ -239,8 +222,7 @@ def _drain_cold(job: DrivenJob) -> None:
 
 def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     """Do one round of cold measurements; True if it was possible. Raises OSError."""
-    trace, limits = job.trace, job.limits
-    rank = trace.ranks[0]
+    trace, rank = job.trace, job.trace.ranks[0]
     job.say(f"S: dropping the loader's files from the page cache, {turn}")
     cold_reads.drop_files(job.files)
     left = cold_reads.resident_fraction(trace.files or job.files)
@@ -252,19 +234,19 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
         )
         return False
     job.say(f"S: reading the loader with nothing in memory, {turn}")
-    job.drain("cold", rank.workers, limits.cold_drain_s, once=True)
+    job.drain("cold", rank.workers, 2 * job.unit_s, once=True)
     if not trace.files:
         return True
     trace.readers = max(1, rank.workers) * len(trace.ranks)
     job.say(f"S, C: reading {len(trace.files):,} files, cold and warm, {turn}")
-    _read_files(trace, limits.reading_s)
+    _read_files(trace, job.unit_s)
     batch = rates.estimate_batch_size(rank)
     prep = rates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
     prep_files = prep.value * len(trace.files) / trace.files_examples if prep is not None else 0.0
     if _drop_part(trace, prep_files):
         job.say(f"S: reading the loader with a part not in memory, {turn}")
-        job.drain("partly", rank.workers, limits.cold_drain_s, once=True)
-        job.drain("whole", rank.workers, limits.cold_drain_s, once=True)
+        job.drain("partly", rank.workers, 2 * job.unit_s, once=True)
+        job.drain("whole", rank.workers, 2 * job.unit_s, once=True)
     return True
 
 

@@ -15,7 +15,6 @@ from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
     TURNS,
     DrainFailed,
-    PhaseLimits,
     Stopped,
     run_phases,
 )
@@ -81,18 +80,9 @@ class ScriptJob:
         self._budget_s = budget_s
         # A phase takes one or two of these; more than 4 s hardly improve a figure. Chosen, not
         # measured.
-        self._unit_s = unit_s = min(4.0, budget_s / 75)
-        self._patience_s = budget_s / 3
-        self.limits = PhaseLimits(
-            first_drain_s=1.25 * unit_s,
-            warm_drain_s=unit_s,
-            other_warm_drain_s=0.75 * unit_s,
-            cold_drain_s=2 * unit_s,
-            reading_s=unit_s,
-            all_warm_drains_s=self._patience_s,
-            filling_s=self._patience_s / 4,
-            worker_counts=5,
-        )
+        self.unit_s = min(4.0, budget_s / 75)
+        self.patience_s = budget_s / 3
+        self.worker_counts = 5
         self._wanted = loader
         self._site: str | None = None
         self._trains: list[str] = []  # sites of all loaders that train
@@ -148,7 +138,7 @@ class ScriptJob:
         """Wait for the training loader, and measure the job undisturbed. Raises Stopped."""
         session = self._session
         self.say("as it is: waiting for the first batch")
-        patience_s = min(_LOADERLESS_S, self._patience_s)
+        patience_s = min(_LOADERLESS_S, self.patience_s)
         session.wait_until(
             lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
         )
@@ -186,7 +176,7 @@ class ScriptJob:
     def _have_lasted(self, rows: list[Row], patient: bool, fewest: int) -> bool:
         if len(rows) <= (_FEWEST if patient else fewest):
             return False
-        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
+        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self.unit_s or not patient
 
     def _has_seen_enough(self, rank: RankTrace, rows: list[Row], patient: bool) -> bool:
         slot = choose_slot(rank, rows, self._wanted)
@@ -297,7 +287,7 @@ class ScriptJob:
         prep = rates.estimate_drained(first.drains[f"warm-{first.workers}"], batch)
         if prep is None:
             return
-        seconds = min(_FILLS_S, self._unit_s / 2)
+        seconds = min(_FILLS_S, self.unit_s / 2)
         most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
         self.say("keeping some examples in memory, and training on them")
         command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
@@ -335,7 +325,7 @@ class ScriptJob:
             "tag": str(session.folder / tag),
             "workers": workers,
             "seconds": seconds,
-            "longest": max(seconds * 3, self._patience_s / 4),
+            "longest": max(seconds * 3, self.patience_s / 4),
             "least": 4 * max(1, workers) + 8,
             "fresh": fresh,
             "once": once,
@@ -394,7 +384,7 @@ class ScriptJob:
         """
         session, each_s = self._session, self._find_drained_step_s(f"warm-{workers}")
         fewest = 4 * max(1, workers) + _FEWEST
-        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(self.unit_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
@@ -415,7 +405,7 @@ class ScriptJob:
         self.say("P: looking at the code that prepares")
         with contextlib.suppress(DrainFailed):
             workers = self._recorded[0].workers
-            self.drain("sampled", workers, self.limits.warm_drain_s, samples=True)
+            self.drain("sampled", workers, self.unit_s, samples=True)
 
     def alternate(self) -> None:
         """Have the script train on its own data and on prepared batches by turns. Raises Stopped.
@@ -427,7 +417,7 @@ class ScriptJob:
         if not again and (len(self._recorded) > 1 or self._recorded[0].described["iterable"]):
             return
         replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
-        measured = max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
+        measured = max(_FEWEST, min(_MOST_STEPS, int(self.unit_s / 4 / replayed_s)))
         shares = [self._plan_own(), TurnShare("replayed", 0, _SETTLE, measured, replayed_s)]
         for recorded, turns in self._take_turns("as it is and G once more", shares, again):
             recorded.turns = [Turn(*turn) for turn in turns]
@@ -448,7 +438,7 @@ class ScriptJob:
         return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
 
     def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> TurnShare:
-        measured = min(_MOST_STEPS, int(self._unit_s / 2 / each_s))
+        measured = min(_MOST_STEPS, int(self.unit_s / 2 / each_s))
         return TurnShare(kind, workers, settle, measured, each_s).shorten(settle + measured)
 
     def _find_drained_step_s(self, name: str) -> float:

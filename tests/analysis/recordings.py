@@ -144,9 +144,8 @@ class MadeUpJob:
     Its workers wait for nothing but what they prepare: their number multiplies P.
     """
 
-    def __init__(self, job: Parts, queued_s: float = 0.0) -> None:
-        """``queued_s``: seconds for an example in which a worker wanted a processor in vain."""
-        self.job, self.queued_s = job, queued_s
+    def __init__(self, job: Parts) -> None:
+        self.job = job
         self.trace = Trace(["train.py"], starts=1, cores=2)
         self.trace.reasons["files"] = "made up"
         self.unit_s, self.patience_s, self.worker_counts = 1.0, 60.0, 5
@@ -169,7 +168,7 @@ class MadeUpJob:
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
         rate = self.job.P[1] * max(1, workers)
-        drain = _drain(workers, rate, self.job.prep_cpu_s, self.queued_s)
+        drain = _drain(workers, rate, self.job.prep_cpu_s)
         self.trace.ranks[0].drains.setdefault(name, []).append(drain)
 
     def find_files(self) -> list[str]:
@@ -189,16 +188,12 @@ class MadeUpJob:
     def keep_examples(self) -> None: ...
 
 
-def _drain(workers: int, rate: float, cpu_s: float, queued_s: float = 0.0) -> Drain:
+def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
     every_ns = int(1e9 * BATCH_SIZE / rate)
     each_ns = int(1e9 * cpu_s * BATCH_SIZE)
     many = max(1, workers)
-    queued_ns = int(1e9 * queued_s * BATCH_SIZE)
     work = [
-        WorkRecord(
-            *(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1),
-            (n // many) * queued_ns,
-        )
+        WorkRecord(2 + n % many, n % many, 0, 0, (n // many) * each_ns, BATCH_SIZE, -1)
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]

@@ -15,7 +15,7 @@ from stoker.analysis.model.report import Report
 from stoker.analysis.model.trace import Step, Turn
 from stoker.analysis.probe.records import BATCH, REPLAYED, TRAINS, Row
 from stoker.analysis.reports.diagnosis import make_report
-from stoker.analysis.scripts.turns import TurnShare, split_into_turns
+from stoker.analysis.scripts.script_job import TurnShare, split_into_turns
 
 SHARES = ("compute", "prep_stall", "fetch_stall")
 STARVED = Parts(

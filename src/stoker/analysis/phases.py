@@ -190,8 +190,7 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     """Return a larger number of workers to try; None if more cannot help.
 
     If preparing mostly waits, more workers than processors may help: as many as the processors
-    have time for, by the time for which ``workers`` had or wanted a processor, but no more than
-    training can use.
+    have time for, by the processor time of ``workers``, but no more than training can use.
     """
     batch = rates.estimate_batch_size(rank)
     drains = rank.drains.get(f"warm-{workers}", [])
@@ -199,9 +198,7 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     takes, _ = rates.estimate_ingestion(rank, batch)
     if rate is None or takes is None:
         return None
-    # Time in the scheduler's queue is no waiting: more workers would wait there too.
-    wanted_s = rates.estimate_prep_cpu_s(drains, batch) + (rates.estimate_queued_s(drains) or 0.0)
-    most = most_workers(cores, workers, rate.value, wanted_s)
+    most = most_workers(cores, workers, rate.value, rates.estimate_prep_cpu_s(drains, batch))
     wanted = min(most, math.ceil(_SPARE_PREP * takes.value / rate.value * workers))
     return wanted if wanted > workers else None
 

@@ -270,7 +270,7 @@ class PipelineJob:
     def _share_work(self, batches: int, cpu_s: float) -> list[WorkRecord]:
         """Return processor seconds as work records, in equal parts for all batches."""
         each_ns, size = int(cpu_s * 1e9 / max(1, batches)), round(self._batch_size)
-        return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), 0, size, -1) for n in range(batches)]
+        return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), size, -1) for n in range(batches)]
 
     def _note_stages(self, stats: Stats) -> None:
         """Record the cost of each stage, and the cost behind each place of an echo."""

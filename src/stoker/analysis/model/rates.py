@@ -297,24 +297,6 @@ def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     )
 
 
-def estimate_queued_s(drains: Sequence[Drain]) -> float | None:
-    """Return the seconds for an example in which a worker was ready to run and had no processor.
-
-    None if the kernel did not tell.
-    """
-    queued_ns = examples = 0
-    for drain in drains:
-        latest: dict[int, WorkRecord] = {}
-        for work in drain.work:
-            if work.queued_ns < 0:
-                return None
-            if work.pid in latest:
-                queued_ns += work.queued_ns - latest[work.pid].queued_ns
-                examples += work.examples
-            latest[work.pid] = work
-    return queued_ns / 1e9 / examples if examples else None
-
-
 def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
     """Return a worker's additional seconds for an example in ``these`` drains, beyond ``those``.
 
@@ -337,12 +319,6 @@ def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float
     if rates[0] is None or rates[1] is None:
         return 0.0
     return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
-
-
-def estimate_collate_s(drains: Sequence[Drain]) -> float:
-    """Return the worker seconds of collating an example."""
-    work = [w for drain in drains for w in drain.work]
-    return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
 
 
 def estimate_costs(

@@ -120,9 +120,6 @@ class PrepPoint(msgspec.Struct, frozen=True):
     """Examples/s of training with the data in memory and this number of workers."""
     cpu_s: float = 0.0
     """Processor seconds of preparing and receiving an example."""
-    queued_s: float | None = None
-    """Seconds for an example in which a worker was ready to run and had no processor, as all were
-    taken; None if the kernel does not tell."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch, of an epoch whose workers start."""
 

@@ -24,7 +24,7 @@ HEADER = 8 + 2 * SLOTS
 # Calls of next(): 17 minutes at 1 ms. The file is sparse, and has 58 MB if it is full.
 _ROWS = 1 << 20
 _ROW = struct.Struct("7q")
-_WORK = struct.Struct("9q")
+_WORK = struct.Struct("7q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
 # Flags on a kind: gradients are on; handed over by the probe; a backward pass began since the row
@@ -76,12 +76,9 @@ class WorkRecord(NamedTuple):
     ended_ns: int
     cpu_ns: int
     """Processor time of the process so far, with all its threads."""
-    collate_ns: int
     examples: int
     read_bytes: int
     """Bytes that the process read meanwhile; -1 if they were not counted."""
-    queued_ns: int = -1
-    """Time so far in which its thread was ready to run and had no processor; -1 if unknown."""
 
 
 def _open_private(path: str, flags: int) -> int:

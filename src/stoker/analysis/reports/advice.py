@@ -7,19 +7,23 @@ from collections.abc import Iterator
 
 from stoker.analysis.model.changes import (
     CROSSING,
+    MEMORY_FRACTION,
     WORTH,
     choose_workers,
+    find_kept,
+    plan_keeping,
     predict_gain,
     with_faster_prep,
+    with_kept,
+    with_less_work,
     with_processes,
     with_workers,
 )
-from stoker.analysis.model.formulas import most_workers
+from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
-    PrepPoint,
     Rate,
     Report,
     find_point,
@@ -28,10 +32,7 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
-from stoker.analysis.reports.caching_advice import (
-    advise_caches,
-    warn_of_changes,
-)
+from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
@@ -41,7 +42,7 @@ _RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
-# Workers that had or wanted a processor for less than this fraction of the time mostly wait.
+# Workers that had a processor for less than this fraction of the time mostly wait.
 _WAITS = 0.5
 
 
@@ -56,7 +57,7 @@ def advise(report: Report) -> list[Action]:
         *_advise_processes(report),
         *_advise_threads(report),
         *_advise_persistence(report),
-        *advise_caches(report),
+        *_advise_caches(report),
         *_advise_storage(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
@@ -159,7 +160,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         str(options),
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
-        f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
+        f"{report.startup_s:.2g} s, which the speeds above leave out{_warn_of_changes(report)}",
         options=options,
     )
 
@@ -168,40 +169,127 @@ def _list_worker_counts(report: Report) -> list[int]:
     """Return the numbers of workers to consider.
 
     More than processors only if that was measured, or if preparing mostly waited for something else
-    than a processor and was faster with more workers. What was measured on a busy host counts only
-    if preparing waited.
+    than a processor and was faster with more workers; on a busy host, neither is told.
     """
     job = to_measured_apart(report)
     upto = list(range(1, job.cores + 1))
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
     if most > job.cores or high / most < _SCALES * low / fewest:
-        more = [count for count, _ in points if count > job.cores]
         is_busy = report.host is not None and report.host.is_busy
-        return upto + [count for count in more if not is_busy or _waits(report, count)]
+        return upto + [count for count, _ in points if count > job.cores and not is_busy]
     counted = find_point(report.prep, most) or find_point(report.prep, job.workers)
     assert counted is not None
     if not _waits(report, counted.workers):
         return upto
-    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(counted)) + 1))
+    return list(range(1, most_workers(job.cores, most, high, counted.cpu_s) + 1))
 
 
 def _waits(report: Report, workers: int) -> bool:
     """True if so many workers mostly waited for something else than a processor.
 
-    Where the kernel does not tell, a busy host is taken for the reason of their waiting.
+    A busy host is taken for the reason of their waiting.
     """
     point = find_point(report.prep, workers)
     assert point is not None
-    if point.queued_s is None and report.host is not None and report.host.is_busy:
+    if report.host is not None and report.host.is_busy:
         return False
-    wanted_s = _find_wanted_s(point)
-    return wanted_s > 0.0 and wanted_s * point.rate.value < _WAITS * max(1, workers)
+    return 0.0 < point.cpu_s * point.rate.value < _WAITS * max(1, workers)
 
 
-def _find_wanted_s(point: PrepPoint) -> float:
-    """Return the seconds for an example in which a worker had or wanted a processor."""
-    return point.cpu_s + (point.queued_s or 0.0)
+def _advise_caches(report: Report) -> Iterator[Action]:
+    """Advise caches of prepared examples and of files; in a pipeline, the best place too."""
+    yield from _advise_keeping(report)
+    files = [*_advise_files(report)]
+    yield from files
+    best = max((action.gain.value for action in files), default=1.0)
+    yield from (each for each in _advise_place(report) if each.gain.value >= WORTH * best)
+
+
+def _advise_keeping(report: Report) -> Iterator[Action]:
+    """Advise a cache around the dataset, if its examples are the same in each epoch."""
+    kept = plan_keeping(report)
+    if kept is None:
+        return
+    size, held = kept
+    whole = find_kept(report)
+    yield Action(
+        f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
+        f'DataLoader(stoker.cached(dataset, "{_round_up_to_mib(size)}"), ...)',
+        predict_gain(report, job=lambda case: with_kept(case, held, whole)),
+        "from the second epoch on. An example was the same in each reading, so nothing is random"
+        + _warn_of_changes(report),
+    )
+
+
+def _advise_files(report: Report) -> Iterator[Action]:
+    """Advise a cache of files that never evicts, as large as needed or as memory allows.
+
+    Only where prepared examples cannot be kept, or not all of them.
+    """
+    if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    kept = plan_keeping(report)
+    if kept is not None and kept[1] >= 1.0:
+        return
+    job = to_measured(report)
+    whole = report.examples * report.example_bytes
+    assert job.storage is not None
+    assert job.cache is not None
+    miss_s = job.miss_s / max(1, job.workers)
+    enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
+    # 2 % more than is predicted to be enough. Chosen, not measured.
+    wanted = min(1.0, enough * 1.02) * whole
+    room = MEMORY_FRACTION * report.memory_bytes
+    size = int(min(wanted, room))
+    what = "the files"
+    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+    otherwise = "may be random"
+    if kept is not None:
+        otherwise = f"would take {format_bytes(kept[0] / kept[1])}"
+    why = f": the files' contents, not the prepared examples, which {otherwise}"
+    if report.stages:
+        what, code, why = format_bytes(size), f'.cache("{_round_up_to_mib(size)}")', ""
+    if size / whole <= (report.cached_fraction or 0.0):
+        return
+    fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
+    yield Action(
+        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
+        code,
+        predict_gain(report, Change(cache_bytes=size)),
+        f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
+        f"were in the page cache{fits}",
+    )
+
+
+def _advise_place(report: Report) -> Iterator[Action]:
+    """Advise the place that ``.cache("auto")`` chooses for a pipeline."""
+    keeping = report.keeping
+    if keeping is None:
+        return
+    # What is random, and behind the cache, is made anew for each use.
+    later_s = report.after_s.get("before-augmentation", 0.0)
+    yield Action(
+        f"keep {keeping.kept_fraction:.0%} of the examples as {keeping.name} makes them",
+        f"{keeping.name}.cache()",
+        predict_gain(
+            report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
+        ),
+        f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
+        'less than with a cache at any other place (.cache("auto") chooses it)',
+        "these examples are the same in every epoch; a cache refuses others",
+    )
+
+
+def _warn_of_changes(report: Report) -> str:
+    """Return what advice assumes that keeps something from epoch to epoch."""
+    if report.loader.changes is not None:
+        return ""
+    return ". Not where the script changes its dataset between epochs: no two of them were seen"
+
+
+def _round_up_to_mib(size: int) -> str:
+    return format_bytes(math.ceil(size / 2**20) * 2**20)
 
 
 def _advise_storage(report: Report) -> Iterator[Action]:

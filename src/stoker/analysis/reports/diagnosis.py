@@ -156,7 +156,6 @@ class _RankFindings:
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
         self.own = find_point(self.curve, self.about["workers"])
         self.p = None if self.own is None else self.own.rate
-        self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
         self.p_known = None if self.is_networked else self.p
         if self.p is None:
@@ -182,10 +181,9 @@ class _RankFindings:
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                queued_s = rates.estimate_queued_s(drains)
                 startup_s = min((d.arrivals_ns[0] - d.began_ns) / 1e9 for d in drains)
                 trained = estimate_trained(count)
-                curve.append(PrepPoint(count, rate, trained, cpu_s, queued_s, startup_s))
+                curve.append(PrepPoint(count, rate, trained, cpu_s, startup_s))
         return curve
 
     def _estimate_fetch(self) -> None:
@@ -468,7 +466,6 @@ class _RankFindings:
             read = sum(max(0, w.read_bytes) for w in work)
             count = sum(w.examples for w in work)
             bytes_each = read / count if count and read else None
-        after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
         examples = rank.described.get("examples")
         return Report(
             stoker=__version__,
@@ -502,7 +499,7 @@ class _RankFindings:
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            after_s={} if self.p_known is None else after_s,
+            after_s={} if self.p_known is None else trace.after_s,
             startup_s=(
                 rates.estimate_startup_s(rank)
                 if rank.workers and rank.described.get("persistent") is False

@@ -17,9 +17,8 @@ from stoker.analysis.model.model import (
     NOTHING,
     Change,
     dataset_bytes,
-    predict,
 )
-from stoker.analysis.model.report import Report, to_measured, to_measured_apart
+from stoker.analysis.model.report import Report, to_measured
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded
 
@@ -241,7 +240,7 @@ def _format_cache_needed(outcome: Outcome) -> str:
 
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
     """Return remarks on the table."""
-    lines = _write_calibration(report)
+    lines: list[str] = []
     caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
         lines += [
@@ -269,20 +268,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
-
-
-def _write_calibration(report: Report) -> list[str]:
-    """Name the separate measurements that were corrected by the job's speed."""
-    apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
-    changed = []
-    for letter, name in (("F", "fetch"), ("P", "prep"), ("H", "processors")):
-        taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
-        if taken != before:
-            changed.append(f"{letter} is taken as {taken}, measured apart {before}")
-    if not changed:
-        return []
-    rate = _format_rate(found.rate)
-    return [f"Calibrated to the job as it ran, at {rate}/s: {'; '.join(changed)}."]
 
 
 def _draw_curve(report: Report, curve: Curve) -> Table:

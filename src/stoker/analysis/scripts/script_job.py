@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from stoker.analysis.phases import (
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
-from stoker.analysis.scripts.turns import TurnShare, split_into_turns
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
 
@@ -43,6 +43,9 @@ _KEPT_BYTES = 64 << 20
 # has spent its budget. Chosen, not measured.
 _LOADERLESS_S = 30.0
 
+# Batches of a share of a turn that count: there are several turns. Chosen, not measured.
+_FEWEST_OF_SHARE = 4
+
 Say = Callable[[str], None]
 
 
@@ -63,6 +66,30 @@ def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None,
                 break
     trace.seconds = time.monotonic() - began
     return trace
+
+
+@dataclass(frozen=True)
+class TurnShare:
+    """A part of a turn: training on one kind of batches."""
+
+    kind: str
+    """"own", "replayed" or "kept"."""
+    workers: int
+    settle: int
+    """The first batches, which are not measured: the workers had them ready."""
+    measured: int
+    each_s: float
+    """How long a step is expected to last."""
+
+    @property
+    def batches(self) -> int:
+        return self.settle + self.measured
+
+    def shorten(self, batches: int) -> TurnShare:
+        """Return the share with no more batches, but some to measure: whole rounds of workers."""
+        period = max(1, self.workers)
+        measured = max(_FEWEST_OF_SHARE, min(self.measured, batches - self.settle))
+        return replace(self, measured=-(-measured // period) * period)
 
 
 class ScriptJob:
@@ -544,3 +571,22 @@ def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:
         for row in rows
         if row.slot == rank.slot and (row.is_replayed or row.event == records.SYNCHRONISED)
     ]
+
+
+def split_into_turns(
+    pairs: Sequence[tuple[Row, Row]], shares: Sequence[TurnShare]
+) -> list[list[list[Step]]]:
+    """Return the steps of each turn and share, without the first ones of both."""
+    places = [
+        (at, place >= share.settle)
+        for at, share in enumerate(shares)
+        for place in range(share.batches)
+    ]
+    turns: dict[int, list[list[Step]]] = {}
+    for before, row in pairs:
+        number, place = divmod(before.number - pairs[0][0].number, len(places))
+        at, counts = places[place]
+        if counts:
+            step = rates.make_step(before, row)
+            turns.setdefault(number, [[] for _ in shares])[at].append(step)
+    return [turn for turn in turns.values() if all(turn)]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils import data
 
-from stoker.analysis.probe import drain_session, pickled_examples, replay
+from stoker.analysis.probe import drain_session, replay
+from stoker.analysis.probe.example import PickledExamples, write_example
 from strategies import one_in
 
 LENGTH, BATCH = 64, 8
@@ -114,9 +115,7 @@ def test_an_example_in_memory_is_made_anew_each_time() -> None:
         "name": "a",
         "n": 7,
     }
-    dataset = pickled_examples.PickledExamples(
-        SimpleNamespace(epoch=3), {7: pickled_examples.write_example(example)}
-    )
+    dataset = PickledExamples(SimpleNamespace(epoch=3), {7: write_example(example)})
     again = pickle.loads(pickle.dumps(dataset))
     for read in (dataset, again):
         one, other = read[torch.tensor(7)], read[7]

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from stoker.analysis.probe import drain_session, replay
-from stoker.analysis.probe.dataset.example import describe_example
+from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec.encoder import encode
 
 Tensor: Any = torch.Tensor

@@ -113,10 +113,6 @@ def what_if(
             help="Place of the echo: batch, after-augmentation or before-augmentation.",
         ),
     ] = "batch",
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write the answer to this file as JSON."),
-    ] = None,
 ) -> None:
     """Predict how fast an analyzed job would run with other hardware or settings.
 
@@ -129,7 +125,7 @@ def what_if(
     """
     from stoker.analysis.model.model import Change
     from stoker.analysis.model.report import read_report, to_measured
-    from stoker.analysis.model.what_if import answer, write_answer
+    from stoker.analysis.model.what_if import answer
     from stoker.analysis.reports import terminal
     from stoker.basics.resources import parse_bytes
 
@@ -144,10 +140,7 @@ def what_if(
             echo=echo,
             echo_at=echo_at,
         )
-        answered = answer(to_measured(found), change)
-        if json is not None:
-            write_answer(answered, json)
-        terminal.show_answer(found, answered)
+        terminal.show_answer(found, answer(to_measured(found), change))
 
 
 def _parse_multiple(text: str) -> float:

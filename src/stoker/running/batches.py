@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.probe.backward_watch import count_passes
-from stoker.analysis.probe.dataset.state import digest_state
+from stoker.analysis.probe.state import digest_state
 from stoker.basics.signals import again_soon, raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind

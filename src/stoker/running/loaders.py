@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from stoker.analysis.model.changes import WORTH
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
+from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.basics.resources import process_group, usable_cores
 from stoker.running.examples.kept_examples import is_cached, plan_bytes
 from stoker.running.examples.trial import ExampleTrial, try_examples

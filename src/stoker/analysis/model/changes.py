@@ -129,7 +129,6 @@ def _with_less_fetching(case: Measured, held: float) -> Measured:
 def predict_gain(
     report: Report,
     after: Change = NOTHING,
-    before: Change = NOTHING,
     job: Callable[[Measured], Measured] = lambda case: case,
 ) -> Rate:
     """Return the predicted speed after a change, or of another job, divided by the speed before.
@@ -137,7 +136,7 @@ def predict_gain(
     The interval spans the corners of the intervals of G, P, S and C.
     """
     cases = [to_measured(report), *_list_corners(report)]
-    value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)
+    value, *others = (predict(job(case), after).rate / predict(case).rate for case in cases)
     return Rate(value, min(value, *others), max(value, *others))
 
 

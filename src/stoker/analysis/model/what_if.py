@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from stoker.analysis.model.formulas import page_cache_misses
@@ -216,11 +215,3 @@ def _double(start: float, end: float) -> list[float]:
     while values[-1] < end:
         values.append(values[-1] * 2)
     return values
-
-
-def write_answer(found: Answer, path: Path) -> None:
-    """Write an answer as JSON; an infinite or unknown value is null. Raises OSError."""
-    import msgspec
-
-    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": found}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import pickled_examples, stacks, workers
-from .dataset import example
+from . import example, stacks, workers
 from .records import read_json, write_json
 from .replay import list_tensors
 
@@ -194,7 +193,7 @@ class LoaderDrains:
                 None,
                 sampler=[index for group in groups for index in group],
                 num_workers=loader.num_workers,
-                collate_fn=pickled_examples.write_example,
+                collate_fn=example.write_example,
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn,
                 generator=self._torch.Generator(),
@@ -206,13 +205,13 @@ class LoaderDrains:
         try:
             for group in groups:
                 for index in group:
-                    records[pickled_examples.name_index(index)] = next(examples)
+                    records[example.name_index(index)] = next(examples)
                 filled += 1
                 if _clock() > until:
                     break
         finally:
             _stop(examples)
-        self._kept = pickled_examples.PickledExamples(loader.dataset, records)
+        self._kept = example.PickledExamples(loader.dataset, records)
         self._kept_indices = self._indices[:filled]
         return {"batches": filled}
 

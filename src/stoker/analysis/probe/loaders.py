@@ -8,17 +8,20 @@ it; if that is taken, also by its caller's line.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import sys
 import time
+import traceback
 import weakref
+from multiprocessing import util
 from typing import Any, NoReturn
 
-from . import backward_watch, drain_session, exit_log, replay
-from .dataset.state import find_changes, read_state
+from . import backward_watch, drain_session, replay
 from .records import SLOTS, Recorder, find_places, read_json, write_json
+from .state import find_changes, read_state
 
 _clock = time.perf_counter_ns
 # Of prctl(2), which Python does not name.
@@ -33,6 +36,8 @@ _MOST_BARREN = 4
 _TOLD = (
     "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers", "changes",
 )  # fmt: skip
+# Of a traceback's end, where the error stands: a report shows no more.
+_MOST_LINES = 20
 # Of looking at a dataset between two epochs: training waits. Chosen, not measured.
 _LONGEST_LOOK_S = 0.2
 
@@ -153,7 +158,7 @@ class ProbedProcess:
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        exit_log.watch_end(self.recorder)
+        _watch_end(self.recorder)
 
     @property
     def torch(self) -> Any:
@@ -235,3 +240,37 @@ def _describe_loader(loader: Any) -> str:
         size = f"batches by {type(loader.batch_sampler).__name__}"
     workers = f"{loader.num_workers} worker{'s' * (loader.num_workers != 1)}"
     return f"{type(loader.dataset).__name__}, {size}, {workers}"
+
+
+def _watch_end(recorder: Recorder) -> None:
+    """Record the end of this process in ``process-PID.ended``, when the interpreter exits.
+
+    There is no file for a process that is killed, that calls ``os._exit`` with an error, or that is
+    a daemonic child which its parent ends.
+    """
+    # Not atexit, which children of multiprocessing leave out.
+    path = recorder.base + ".ended"
+    util.Finalize(None, _write_end, (path,), exitpriority=0)
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        # Forked children inherit this. A process that ended as Python does has already recorded it.
+        if status == 0 and os.getpid() == recorder.pid and not os.path.exists(path):
+            _write_end(path)
+        leave(status)
+
+    os._exit = _exit
+
+
+def _write_end(path: str) -> None:
+    # In a child of multiprocessing it is on its way; else the interpreter has shown it.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit) and not error.code:
+        error = None
+    text = None
+    if error is not None:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(lines[-_MOST_LINES:])
+    with contextlib.suppress(OSError):
+        write_json(path, {"error": text, "at_ns": time.monotonic_ns()})

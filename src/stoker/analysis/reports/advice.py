@@ -28,7 +28,7 @@ from stoker.analysis.model.report import (
     to_measured,
     to_measured_apart,
 )
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
+from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save

@@ -43,8 +43,8 @@ from stoker.analysis.model.trace import (
     RankTrace,
     Trace,
 )
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
+from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
 from stoker.basics import resources

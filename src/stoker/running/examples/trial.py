@@ -25,13 +25,13 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.probe.dataset.example import (
+from stoker.analysis.probe.example import (
     RandomExamples,
     read_again,
     read_first,
     read_generators,
 )
-from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
+from stoker.analysis.probe.state import digest_state, find_changes, read_state
 from stoker.basics import pytree
 from stoker.running.examples.identity import find_generators, identify_examples
 from stoker.running.examples.kept_examples import find_record

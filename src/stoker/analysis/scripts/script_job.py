@@ -13,12 +13,7 @@ from typing import Any
 from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
-from stoker.analysis.phases import (
-    TURNS,
-    DrainFailed,
-    Stopped,
-    run_phases,
-)
+from stoker.analysis.phases import TURNS, DrainFailed, Stopped, run_phases
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder

@@ -20,6 +20,7 @@ from multiprocessing import util
 from typing import Any, NoReturn
 
 from . import backward_watch, drain_session, replay
+from .builders import name_loader
 from .records import SLOTS, Recorder, find_places, read_json, write_json
 from .state import find_changes, read_state
 
@@ -180,7 +181,7 @@ class ProbedProcess:
                 return seen
         if len(self.seen) == SLOTS:
             return None
-        site = self._make_name(built)
+        site = name_loader(built, {seen.site: seen.built for seen in self.seen})
         seen = LoaderState(self, len(self.seen), site, built, loader)
         loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
         self.seen.append(seen)
@@ -191,14 +192,6 @@ class ProbedProcess:
             self.recorder.header[seen.take_at] = plan["take_at"]
         self.register()
         return seen
-
-    def _make_name(self, built: tuple[str, ...]) -> str:
-        """Name a loader by where it is built; loaders that one function makes, by its callers."""
-        names = {seen.site for seen in self.seen}
-        for site in built:
-            if site not in names:
-                return site
-        return f"{built[0]}#{sum(seen.built[0] == built[0] for seen in self.seen) + 1}"
 
     def register(self) -> None:
         """Tell the analyzer this process's rank and its loaders."""

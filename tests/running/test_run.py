@@ -163,7 +163,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     assert found.stdout == plain.stdout
     assert f"train.py:{line}: cached (2" in found.stderr
     assert "not cached: its examples are random" in found.stderr
-    assert f"train.py:{line + 3}: num_workers 0 -> 1" in found.stderr
+    assert f"train.py:{line + 3}: cached (" in found.stderr
     assert "differs" not in found.stderr
     assert "predicted 1.50 times, achieved " in found.stderr
     assert '+    loader = DataLoader(stoker.cached(Slow(), "2' in found.stderr

@@ -30,6 +30,7 @@ from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.terminal import show_answer
 from stoker.analysis.reports.verdict import write_verdict
 from stoker.cli import app
+from stoker.stats import ProcessTrial, ThreadTrial
 
 CODES = {
     "processes": 'kind="process"',
@@ -248,6 +249,47 @@ def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:
         assert "stoker.from_files(...).cache(...)" in found.code
         assert "iB" not in found.title + found.code
     assert "stoker.cached(dataset" in cached(PREPARED).code
+
+
+@pytest.mark.parametrize(
+    ("trial", "processes"),
+    [
+        (ThreadTrial(8, 8, 1.1), 8),
+        (ThreadTrial(16, 8, 1.1), 8),
+        (ThreadTrial(8, 8, 4.0), 8),
+        (ThreadTrial(8, 8, 6.0), None),
+        (ThreadTrial(8, 4, 3.0), None),  # no more could be had of so few cores
+        (ThreadTrial(8, 1, 1.0), None),
+        (None, None),
+    ],
+)
+def test_processes_are_named_where_threads_wait_for_each_other(
+    trial: ThreadTrial | None, processes: int | None
+) -> None:
+    found = job(G=3_000, P={1: 180, 8: 200}, workers=8, S=2_500, cached_fraction=0.3)
+    report = replace(found, thread_trial=trial)
+    actions = [action for action in advise(report) if "process" in action.code]
+    assert [action.code for action in actions] == (
+        [f'.workers({processes}, kind="process")'] if processes else []
+    )
+    for action in actions:
+        assert 4 < action.gain.value < 8 * 180 / 200
+
+
+@pytest.mark.parametrize(("free", "is_named"), [(0.9, True), (0.1, False)])
+def test_threads_are_named_where_code_in_processes_leaves_the_gil_free(
+    free: float, is_named: bool
+) -> None:
+    found = job(G=3_000, P={1: 180, 8: 200}, workers=8, S=2_500, cached_fraction=0.3)
+    report = replace(found, process_trial=ProcessTrial(1, 1, 1, free, 0.25))
+    actions = [action for action in advise(report) if "thread_safe" in action.code]
+    assert len(actions) == is_named
+    for action in actions:
+        assert 1.1 < action.gain.value < 1.3
+
+
+def test_processes_are_not_named_where_training_does_not_wait() -> None:
+    assert "processes" not in named(replace(COMPUTE, thread_trial=ThreadTrial(8, 8, 1.0)))
 
 
 def test_less_is_kept_of_decoded_examples_than_of_files() -> None:

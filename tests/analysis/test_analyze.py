@@ -224,7 +224,7 @@ FAILURES = {
         "disk on fire",
     ),
     "no loader": ("print('nothing to see')", "ended by itself"),
-    "standard input": ("input('continue? ')", "EOFError: EOF when reading a line"),
+    "standard input": ("input('continue? ')", "standard input is empty"),
 }
 
 

@@ -86,6 +86,7 @@ def test_how_a_script_crashed() -> None:
         ({"batch": "the script ended by itself"}, "DataLoader, in Python processes"),
         ({"as-it-is": "no loader was built at 'x.py:3'"}, "no loader was built at"),
         ({}, "it ended"),
+        ({"batch": "crashed", "output": "EOFError: EOF"}, "standard input is empty"),
         ({"batch": "crashed", "output": "OSError: no"}, "Its last lines:\nOSError: no"),
     ],
 )

@@ -155,7 +155,7 @@ class PipelineJob:
         """Read the pipeline without training steps in between."""
         pipeline = self._copy(workers)
         until = time.monotonic() + seconds
-        total, is_enough = 0, False
+        total, is_enough, is_warm = 0, False, name.startswith("warm-")
         while not is_enough:
             arrivals: list[int] = []
             began, cpu_s = time.perf_counter_ns(), _read_cpu_s()
@@ -175,8 +175,12 @@ class PipelineJob:
             pipeline.set_epoch(self._pipeline.epoch)
         if fresh:
             self._most = total
-        if name == f"warm-{self._rank.workers}":
-            self._note_stages(pipeline.stats())
+        if is_warm:
+            stats = pipeline.stats()
+            self.trace.thread_trial = stats.thread_trial or self.trace.thread_trial
+            self.trace.process_trial = stats.process_trial or self.trace.process_trial
+            if workers == self._rank.workers:
+                self._note_stages(stats)
 
     def find_files(self) -> list[str]:
         """Record the files; return none, as it is unknown which of them a drain reads."""

@@ -28,6 +28,8 @@ WORTH = 1.02
 MEMORY_FRACTION = 0.5
 # What an example in a cache takes beside its arrays: head, names and dtypes.
 _KEPT_BYTES = 512
+# The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
+CROSSING = 0.8
 
 
 def plan_keeping(report: Report) -> tuple[int, float] | None:
@@ -65,6 +67,20 @@ def with_workers(case: Measured, count: int) -> Measured:
     readers = Change(cores=count)
     storage, cache = storage_rate(case, readers), cache_rate(case, readers)
     return replace(case, workers=count, storage=storage, cache=cache)
+
+
+def with_processes(case: Measured, count: int) -> Measured:
+    """Return the job with worker processes, which do not wait for each other."""
+    many = with_workers(case, count)
+    cpu_s = interpolate(case.prep_cpu, 1)
+    rate = CROSSING * count * prep_rate(case.prep, 1)
+    return replace(many, prep=((count, rate),), prep_cpu=((count, cpu_s / CROSSING),))
+
+
+def with_faster_prep(case: Measured, faster: float) -> Measured:
+    prep = tuple((count, rate * faster) for count, rate in case.prep)
+    cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
+    return replace(case, prep=prep, prep_cpu=cpu)
 
 
 def with_kept(case: Measured, held: float, kept: Measured) -> Measured:

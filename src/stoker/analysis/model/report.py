@@ -14,6 +14,7 @@ import msgspec
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import MOST_WAITING
 from stoker.analysis.model.model import MOST_CORES, Measured, warm_rate
+from stoker.stats import ProcessTrial, ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
 # Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
@@ -305,6 +306,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """For a pipeline: examples/s of each stage alone on one worker."""
     keeping: Keeping | None = None
     """For a pipeline: the plan of a cache; None where none can stand, or would save anything."""
+    thread_trial: ThreadTrial | None = None
+    """For a pipeline: the trial of its threads against one; None if there was none."""
+    process_trial: ProcessTrial | None = None
+    """For a pipeline: what its first worker process showed of the user's code; None without."""
     ranks: list[Rank] = []
 
     def __repr__(self) -> str:

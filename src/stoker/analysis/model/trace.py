@@ -9,6 +9,7 @@ from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.report import Crash, HostLoad, Keeping
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.basics.resources import usable_cores
+from stoker.stats import ProcessTrial, ThreadTrial
 
 
 @dataclass
@@ -125,6 +126,10 @@ class Trace:
     """In which phase the time for the analysis was up; empty if it was enough."""
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
+    thread_trial: ThreadTrial | None = None
+    """Of a pipeline: the speed of threads, by the last warm drain in which they were tried."""
+    process_trial: ProcessTrial | None = None
+    """Of a pipeline: what its first worker process showed of the user's code."""
     keeping: Keeping | None = None
     after_s: dict[str, float] = field(default_factory=dict)
     """Of a pipeline: worker seconds an example behind each place of an echo."""

@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterator
 
 from stoker.analysis.model.changes import (
+    CROSSING,
     MEMORY_FRACTION,
     WORTH,
     choose_workers,
     find_kept,
     plan_keeping,
     predict_gain,
+    with_faster_prep,
     with_kept,
     with_less_work,
+    with_processes,
     with_workers,
 )
 from stoker.analysis.model.formulas import most_workers, smallest_cache
@@ -51,6 +54,8 @@ def advise(report: Report) -> list[Action]:
     """
     found = [
         *_advise_workers(report),
+        *_advise_processes(report),
+        *_advise_threads(report),
         *_advise_persistence(report),
         *_advise_caches(report),
         *_advise_storage(report),
@@ -101,6 +106,37 @@ def _starts_longer(report: Report, rate: float) -> bool:
         return False
     each = report.examples / max(1, len(report.ranks))
     return each / predict(to_measured(report)).rate - each / rate < min(starts)
+
+
+def _advise_processes(report: Report) -> Iterator[Action]:
+    """Advise worker processes if threads wait for each other."""
+    trial = report.thread_trial
+    if trial is None or not trial.wait_for_each_other:
+        return
+    count = trial.processes
+    yield Action(
+        f"use {count} worker processes: threads wait for each other, {trial.threads} are "
+        f"{trial.speedup:.1f} times as fast as one",
+        f'.workers({count}, kind="process")',
+        predict_gain(report, job=lambda case: with_processes(case, count)),
+        f"if they wait for the GIL. Each process is assumed to do {CROSSING:.0%} of the work of "
+        "one thread alone, as it also sends examples; forked processes start with every epoch",
+    )
+
+
+def _advise_threads(report: Report) -> Iterator[Action]:
+    """Advise threads if the user's code leaves them the GIL, and processes cost a hand-over."""
+    trial = report.process_trial
+    if trial is None or not trial.threads_are_faster:
+        return
+    yield Action(
+        f"have threads call your Python code: it leaves the GIL free {trial.gil_free_fraction:.0%} "
+        "of its time, and nothing need travel between processes",
+        "stoker.thread_safe(DATASET)",
+        predict_gain(report, job=lambda case: with_faster_prep(case, trial.speedup)),
+        "only if several threads may call it at once: a dataset or function that keeps nothing "
+        "between calls",
+    )
 
 
 def _advise_persistence(report: Report) -> Iterator[Action]:

@@ -512,6 +512,8 @@ class _RankFindings:
                 else None
             ),
             stages=self.stages,
+            thread_trial=trace.thread_trial,
+            process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
 

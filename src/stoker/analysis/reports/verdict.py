@@ -105,6 +105,11 @@ def explain_nothing_seen(trace: Trace) -> str:
     text = f"the script never used a loader, or got no batch from it: {why}"
     if output := reasons.get("output"):
         text += f". Its last lines:\n{output}"
+        if "EOFError" in output:
+            text += (
+                "\nIts standard input is empty during an analysis, unless you give a file: "
+                "stoker analyze ... < FILE"
+            )
     else:
         text += (
             ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "

@@ -31,18 +31,7 @@ Results (five rounds)::
     3 nodes: page cache                      60.4%      1.25             1 (1 .. 1)
     3 nodes: own caches                      61.7%      1.25  0.996 (0.981 .. 1.01)
     3 nodes: one cache over all               0.2%      0.34    3.72 (3.33 .. 4.11)
-
-    what-if                      epoch, s  measured, s
-    --------------------------------------------------
-    2 nodes: own caches              2.04         1.85
-    2 nodes: one cache over all      1.08         0.80
-    3 nodes: own caches              1.38         1.25
-    3 nodes: one cache over all      0.08         0.34
     [end]
-
-What `stoker what-if --hosts` would have said is held against the measured epochs; network and
-memory are as in the first question. It takes each host to have the processors that one has here:
-where three nodes wait for two cores, and not for storage, it promises too much.
 
 Missed: items of others come at a third of the rate of a whole copy. Requests have 21 items each;
 more of them ahead, or whole bodies in one system call, changed nothing. Of an item of which two
@@ -56,7 +45,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import secrets
 import statistics
@@ -67,7 +55,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +64,6 @@ from harness import Ratio, Report, interleaved, parser, report
 from throttled import read_bytes, write_files
 
 import stoker
-from stoker.analysis.model.model import Change, Measured, predict
 from stoker.cluster.keeper.server import Keeper
 from stoker.transport.secret import make_token_file, read_token
 
@@ -343,46 +329,6 @@ def evaluate(made: Report) -> None:
             )
     if rows:
         made.show(("", "of the files read", "epoch, s", "times as fast"), rows)
-        foretell(made)
-
-
-def foretell(made: Report) -> None:
-    """Hold what `stoker what-if --hosts` would have said against what was measured."""
-    gets, slow = made.having("case"), made.having("arm")
-    local, remote = (
-        statistics.median(row["items_per_s"] for row in gets if row["case"] == case)
-        for case in ("a whole copy here", "three keepers")
-    )
-    # Of three keepers two are elsewhere. A few gets (--quick) may find these as fast as one here.
-    network = (1 - 1 / 3) / max(1 / remote - 1 / local, 1e-9)
-    rows: list[tuple[object, ...]] = []
-    for world in dict.fromkeys(row["nodes"] for row in slow):
-        own_bytes = slow[0]["bytes"] / world  # of an epoch, on each node
-        first_s = statistics.median(
-            r["epoch_s"] for r in slow if r["nodes"] == world and not r["epoch"]
-        )
-        one = Measured(
-            ingestion=math.inf,
-            prep=((4, math.inf),),
-            workers=4,
-            cores=2,
-            batch_size=64,
-            storage=own_bytes / FILE_BYTES / first_s,
-            cache=local * ITEM_BYTES / FILE_BYTES,
-            example_bytes=FILE_BYTES,
-            examples=round(slow[0]["bytes"] / FILE_BYTES),
-        )
-        alone = Change(cache_bytes=int(slow[0]["bytes"] / 3))
-        together = replace(alone, hosts=world, network_mbps=network * ITEM_BYTES / 1e6)
-        for arm, change in ((ARMS[1], alone), (ARMS[2], together)):
-            times = [
-                r["epoch_s"] for r in slow if (r["arm"], r["nodes"]) == (arm, world) and r["epoch"]
-            ]
-            foretold_s = own_bytes / FILE_BYTES / predict(one, change).rate
-            rows.append(
-                (f"{world} nodes: {arm}", f"{foretold_s:.2f}", f"{statistics.median(times):.2f}")
-            )
-    made.show(("what-if", "epoch, s", "measured, s"), rows)
 
 
 if __name__ == "__main__":

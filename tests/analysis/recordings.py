@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace
-from stoker.analysis.phases import PhaseLimits
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.probe.records import (
     BATCH,
     LEARNED,
@@ -101,20 +100,16 @@ def recorded(job: Parts) -> Trace:
     return record
 
 
-def keep(rank: RankTrace, trained: dict[int, float], beside: float = 0.0) -> None:
-    """Record that training on examples in a cache is so fast, by number of workers.
+def keep(rank: RankTrace, trained: float, beside: float = 0.0) -> None:
+    """Record that training on examples in a cache is so fast.
 
     ``beside``: the job's speed right before that, in turns of which the host was slower in some.
     """
     rank.described |= {"example_bytes": 40_000, "varies": False}
-    for count in trained:
-        rank.drains[f"kept-{count}"] = [_drain(count, 20_000.0, 0.0)]
+    rank.drains["kept"] = [_drain(rank.workers, 20_000.0, 0.0)]
     for slower in (1.0, 1.5, 0.7) if beside else (1.0,):
         own = [Step(slower * BATCH_SIZE / beside, 0.0)] * 9 if beside else []
-        kept = {
-            count: [Step(slower * BATCH_SIZE / each, 0.0)] * 9 for count, each in trained.items()
-        }
-        rank.kept_turns.append(KeptTurn(own, kept))
+        rank.kept_turns.append(Turn(own, [Step(slower * BATCH_SIZE / trained, 0.0)] * 9))
 
 
 def evaluate_on_training_data(rank: RankTrace, faster: float) -> None:
@@ -149,12 +144,11 @@ class MadeUpJob:
     Its workers wait for nothing but what they prepare: their number multiplies P.
     """
 
-    def __init__(self, job: Parts, queued_s: float = 0.0) -> None:
-        """``queued_s``: seconds for an example in which a worker wanted a processor in vain."""
-        self.job, self.queued_s = job, queued_s
+    def __init__(self, job: Parts) -> None:
+        self.job = job
         self.trace = Trace(["train.py"], starts=1, cores=2)
         self.trace.reasons["files"] = "made up"
-        self.limits = PhaseLimits(1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 1.0, worker_counts=5)
+        self.unit_s, self.patience_s, self.worker_counts = 1.0, 60.0, 5
         self.done: set[str] = set()
         self.files: list[str] = []
 
@@ -174,7 +168,7 @@ class MadeUpJob:
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
         rate = self.job.P[1] * max(1, workers)
-        drain = _drain(workers, rate, self.job.prep_cpu_s, self.queued_s)
+        drain = _drain(workers, rate, self.job.prep_cpu_s)
         self.trace.ranks[0].drains.setdefault(name, []).append(drain)
 
     def find_files(self) -> list[str]:
@@ -185,8 +179,6 @@ class MadeUpJob:
         steps = [Step(lasts_s, 0.0)] * (BATCHES - 1)
         self.trace.ranks[0].trained.setdefault(workers, []).append(steps)
 
-    def prefetch_more(self, left: int) -> None: ...
-
     def sample_stacks(self) -> None: ...
 
     def alternate(self) -> None: ...
@@ -196,16 +188,12 @@ class MadeUpJob:
     def keep_examples(self) -> None: ...
 
 
-def _drain(workers: int, rate: float, cpu_s: float, queued_s: float = 0.0) -> Drain:
+def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
     every_ns = int(1e9 * BATCH_SIZE / rate)
     each_ns = int(1e9 * cpu_s * BATCH_SIZE)
     many = max(1, workers)
-    queued_ns = int(1e9 * queued_s * BATCH_SIZE)
     work = [
-        WorkRecord(
-            *(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1),
-            (n // many) * queued_ns,
-        )
+        WorkRecord(2 + n % many, n % many, 0, 0, (n // many) * each_ns, BATCH_SIZE, -1)
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]

@@ -83,7 +83,7 @@ def job(
         bound="compute",
         actions=[],
         prep=[PrepPoint(count, about(rate), cpu_s=0.004) for count, rate in P.items()],
-        kept=[PrepPoint(workers, about(1e5 * max(1, workers)), cpu_s=1e-5)],
+        kept=PrepPoint(workers, about(1e5 * max(1, workers)), cpu_s=1e-5),
         miss_s=miss_s,
         copy_s=0.004,
         step_cpu_s=step_cpu_s,

@@ -74,13 +74,14 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     assert "it edits no file" in " ".join(found.errors.lower().split())
 
     # Both were measured with the cache that is advised.
-    assert [point["workers"] for point in report["kept"]] == [0, 1], report["notes"]
-    assert all(point["trained"] is not None for point in report["kept"])
+    assert report["kept"]["workers"] == 1, report["notes"]
+    assert report["kept"]["trained"] is not None
 
     # What is said to be written in the script runs there.
     (kept,) = (a for a in report["actions"] if "stoker.cached" in a["code"])
     cached = kept["code"].removeprefix("DataLoader(").removesuffix(", ...)")
-    assert cached.startswith("stoker.cached(Files(0.004), ")
+    assert cached.startswith("stoker.cached(dataset, ")
+    cached = cached.replace("dataset", "Files(0.004)", 1)
     text = script.read_text().replace("Files(0.004), 8", f"{cached}, 8")
     printed = "print(len(loader), sum(len(batch) for batch in loader))\n    "
     end = text.index("train(loader, 0.004")
@@ -251,26 +252,16 @@ def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Pat
 
 @pytest.mark.full
 @measured
-def test_batches_ahead_bridge_slow_ones_and_workers_that_start_in_each_epoch(
-    tmp_path: Path,
-) -> None:
-    """Every eighth batch takes 80 ms, and a step 12 ms: two batches ahead last for 24 ms."""
+def test_workers_that_start_in_each_epoch_are_to_be_kept(tmp_path: Path) -> None:
     write_script(
         tmp_path,
         """
-        class Bursts(Sleepy):
-            def __getitem__(self, index):
-                time.sleep(0.08 * (index % 8 == 0))
-                return torch.full((4,), float(index))
-
         if __name__ == "__main__":
-            train(DataLoader(Bursts(0.0, 40), 1, num_workers=1), step_s=0.012)
+            train(DataLoader(Sleepy(0.001, 40), 1, num_workers=1), step_s=0.012)
         """,
     )
     found = analyze(tmp_path, "train.py", minutes=1.0)
     assert found.report is not None, found.errors
-    (own,) = (p["trained"] for p in found.report["prep"] if p["workers"] == 1)
-    assert found.report["prefetched"]["value"] > 1.1 * own["value"]
     assert found.report["startup_s"] > 0
     assert any("persistent_workers" in action["code"] for action in found.report["actions"])
 

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.recordings import MadeUpJob, Parts
 from stoker.analysis.cold_reads import find_files
+from stoker.analysis.model.report import HostLoad
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.phases import run_phases
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
@@ -119,7 +120,7 @@ def test_the_training_loader_is_chosen(wanted: str | None, slot: int | None) -> 
     assert choose_slot(rank, [], wanted) is None
 
 
-def prep_bound(queued_s: float) -> Any:
+def prep_bound(*loads: HostLoad) -> Any:
     """Return the report of a job whose one worker takes 5 ms for an example, mostly to wait."""
     parts = Parts(
         rate=195.0,
@@ -134,13 +135,14 @@ def prep_bound(queued_s: float) -> Any:
         prep_cpu_s=0.0001,
         step_cpu_s=0.0,
     )
-    job = MadeUpJob(parts, queued_s)
+    job = MadeUpJob(parts)
     run_phases(job)
+    job.trace.host_loads = [*loads]
     return make_report(job.trace)
 
 
 def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
-    report = prep_bound(queued_s=0.0)
+    report = prep_bound()
     assert max(point.workers for point in report.prep) > report.cores
     (more,) = (action for action in report.actions if "num_workers=" in action.code)
     assert "was measured" in more.why
@@ -148,7 +150,8 @@ def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     assert more.gain.value > 1.5
 
 
-def test_more_workers_than_cores_are_not_tried_where_they_wait_for_processors() -> None:
-    report = prep_bound(queued_s=0.0049)
-    assert max(point.workers for point in report.prep) == report.cores
+def test_on_a_busy_host_no_more_workers_than_cores_are_advised() -> None:
+    report = prep_bound(HostLoad(9.0, 2, 0.1, 1.8, 0.0, 0.1))
     assert all("mostly waits" not in action.why for action in report.actions)
+    codes = [action.code for action in report.actions]
+    assert not [code for code in codes if "num_workers=" in code and "num_workers=2" not in code]

@@ -25,7 +25,7 @@ from stoker.analysis.gate.judging import (
     write_text,
 )
 from stoker.analysis.gate.metrics import METRICS, Condition, parse_condition
-from stoker.analysis.model.intervals import count_values, estimate_interval, find_t
+from stoker.analysis.model.intervals import estimate_interval, find_t
 
 
 @pytest.mark.parametrize(
@@ -191,15 +191,13 @@ def test_a_job_compared_with_itself_is_hardly_ever_worse(kind: str) -> None:
     assert (sum(once) / 1000) ** 2 < 0.0025
 
 
-def test_undecided_runs_say_how_many_would_decide() -> None:
+def test_more_runs_decide() -> None:
     rates = [80.0, 110.0, 90.0, 120.0, 85.0]
     condition = parse_condition("rate<90")
     found = judge(condition, [RunRound([figures(rate=rate) for rate in rates], [])])
     assert found.verdict == UNDECIDED
-    assert found.runs_needed is not None
-    longer = [figures(rate=rate) for rate in rates * (found.runs_needed // 5 + 1)]
+    longer = [figures(rate=rate) for rate in rates * 10]
     assert judge(condition, [RunRound(longer, [])]).verdict == FINE
-    assert count_values([-1.0, 1.0, 0.0, 1.0, -1.0], 0.0) is None
 
 
 @given(st.floats(-10, 10), st.floats(0.01, 10))

@@ -92,8 +92,6 @@ def changes(draw: st.DrawFn, job: Measured) -> Change:
         sharing=draw(st.booleans()),
         echo=draw(st.floats(1, 8)),
         echo_at=draw(st.sampled_from(PLACES)),
-        hosts=draw(st.integers(1, 8)) if fetching else 1,
-        network_mbps=draw(st.floats(10, 1e5)),
     )
 
 
@@ -248,9 +246,7 @@ def test_more_is_never_slower(question: tuple[Measured, Change], more: float) ->
     assert faster(echo=change.echo * more)
     if change.cores and not (job.efficiency or job.prep_cpu):
         assert faster(cores=math.ceil(change.cores * more))
-    if change.hosts > 1:
-        assert faster(network_mbps=change.network_mbps * more)
-    elif change.cache_bytes is not None and not change.storage_mbps:
+    if change.cache_bytes is not None and not change.storage_mbps:
         assert faster(cache_bytes=math.ceil(change.cache_bytes * more))
     if change.storage_mbps:
         assert faster(storage_mbps=change.storage_mbps * more)
@@ -289,55 +285,8 @@ def test_a_page_cache_is_never_faster_than_one_that_never_evicts(
     job, change = question
     if job.storage is None:
         return
-    change = replace(change, cache_bytes=change.cache_bytes or 10**8, storage_mbps=None, hosts=1)
+    change = replace(change, cache_bytes=change.cache_bytes or 10**8, storage_mbps=None)
     assert predict_with_page_cache(job, change).rate <= predict(job, change).rate * (1 + CLOSE)
-
-
-@given(st.integers(2, 64), st.floats(0.01, 1), st.floats(1, 1e5))
-def test_hosts_hold_the_data_together(hosts: int, kept: float, network_mbps: float) -> None:
-    job = Measured(
-        ingestion=1e9,
-        prep=((1, 1e9),),
-        workers=1,
-        cores=1,
-        batch_size=1.0,
-        storage=100.0,
-        cache=50_000.0,
-        example_bytes=1e5,
-        examples=10_000,
-    )
-    cache_bytes = round(kept * 1e9)
-    found = predict(job, Change(cache_bytes=cache_bytes, hosts=hosts, network_mbps=network_mbps))
-    held = min(1.0, hosts * cache_bytes / 1e9)
-    elsewhere = held * (hosts - 1) / hosts
-    seconds = held / 50_000 + elsewhere * 1e5 / (network_mbps * 1e6) + (1 - held) / 100
-    assert found.rate == pytest.approx(1 / seconds)
-    # Where the network is no slower than storage, hosts that share are never slower.
-    if network_mbps > 100:
-        alone = predict(job, Change(cache_bytes=cache_bytes))
-        assert kept == 1 or found.rate >= alone.rate * (1 - CLOSE) or held == 1
-
-
-def test_two_hosts_that_hold_all_leave_storage_alone() -> None:
-    # As published: 65 % of the data on one server with disks, all of it on two.
-    job = Measured(
-        ingestion=2_000.0,
-        prep=((24, 3_000.0),),
-        workers=24,
-        cores=24,
-        batch_size=256.0,
-        storage=50.0,
-        cache=100_000.0,
-        example_bytes=3e5,
-        examples=1_000_000,
-    )
-    kept = Change(cache_bytes=195 * 10**9)
-    alone, two = predict(job, kept), predict(job, replace(kept, hosts=2))
-    assert alone.bound == "fetch"
-    assert two.bound == "compute"
-    assert 10 < two.rate / alone.rate < 15
-    slow = predict(job, replace(kept, hosts=2, network_mbps=100.0))
-    assert slow.rate == pytest.approx(1 / (1 / 100_000 + 0.5 * 0.003))
 
 
 @given(
@@ -418,8 +367,6 @@ def test_the_hosts_processors_may_be_the_limit() -> None:
         (Change(accelerator=-2.0), "accelerator=-2.0: above 0"),
         (Change(accelerator=math.inf), "accelerator=inf: above 0"),
         (Change(jobs=0), "jobs=0: at least 1"),
-        (Change(hosts=0), "hosts=0: at least 1"),
-        (Change(network_mbps=0.0), "network-mbps=0.0: above 0"),
         (Change(echo=0.5), "echo=0.5: at least 1"),
         (Change(echo=math.nan), "echo=nan: at least 1"),
         (Change(echo=2, echo_at="anywhere"), "one of batch, after-augmentation, before-augment"),
@@ -432,9 +379,7 @@ def test_numbers_and_places_that_mean_nothing_are_refused(change: Change, messag
             ask(to_measured(FETCH), change)
 
 
-@pytest.mark.parametrize(
-    "change", [Change(cache_bytes=1), Change(storage_mbps=1.0), Change(hosts=2)]
-)
+@pytest.mark.parametrize("change", [Change(cache_bytes=1), Change(storage_mbps=1.0)])
 def test_storage_that_was_not_told_apart_is_not_asked_about(change: Change) -> None:
     with pytest.raises(ValueError, match="the report says why"):
         predict(to_measured(UNKNOWN), change)
@@ -445,8 +390,6 @@ def test_sizes_that_are_not_known_are_not_asked_about() -> None:
     job = replace(to_measured(PREP), example_bytes=None)
     with pytest.raises(ValueError, match="how many bytes an example takes"):
         predict(job, Change(storage_mbps=100))
-    with pytest.raises(ValueError, match="hosts: the report does not know"):
-        predict(job, Change(hosts=2))
     for unsized in (job, replace(to_measured(PREP), examples=None)):
         with pytest.raises(ValueError, match="how many bytes the dataset takes"):
             predict(unsized, Change(cache_bytes=100))

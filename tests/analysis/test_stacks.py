@@ -202,7 +202,7 @@ def test_code_belongs_to_a_package_or_to_the_user() -> None:
 
 def drained(batches: int) -> list[Drain]:
     """Return a drain with batches of 10 examples, each of which took 5 ms."""
-    work = [WorkRecord(7, 0, 0, 50_000_000, 0, 0, 10, -1, -1)] * batches
+    work = [WorkRecord(7, 0, 0, 50_000_000, 0, 10, -1)] * batches
     return [Drain(1, [1, 2], 0, 0.0, work)]
 
 

@@ -116,27 +116,6 @@ def test_both_caches_are_compared(folder: Path) -> None:
     assert page[:3] == [f"{page_cache_misses(holds):.1%}", "misses,", f"{rate:,.0f}"]
 
 
-def test_hosts_with_a_cache_each_and_with_one(folder: Path) -> None:
-    code, out, _ = what_if(folder / "fetch.json", "--hosts", "4", "--cache", "40GiB")
-    assert code == 0
-    job, kept = to_measured(FETCH), Change(cache_bytes=40 << 30)
-    rates = [predict(job, c).rate for c in (Change(), kept, replace(kept, hosts=4))]
-    assert "4 hosts, a cache each" in out
-    assert "4 hosts, one cache" in out
-    assert row(out, "examples/s") == [f"{rate:,.0f}" for rate in rates]
-    assert (
-        "4 hosts with a partitioned cache hold all of the dataset: "
-        f"{rates[2] / rates[1]:.2f} times the speed with a cache each."
-    ) in out
-    assert "25.0% in its own memory, 75.0% in others', over 1,250 MB/s (assumed)" in out
-    assert "examples/s over hosts whose caches are one" in out
-    words = ["--hosts", "4", "--cache", "40GiB", "--network-mbps", "20"]
-    code, out, _ = what_if(folder / "fetch.json", *words)
-    assert code == 0
-    assert "over 20 MB/s, and" in out
-    assert float(row(out, "examples/s")[2].replace(",", "")) < rates[2]
-
-
 def test_jobs_alone_and_sharing(folder: Path) -> None:
     code, out, _ = what_if(folder / "prep.json", "--jobs", "4")
     assert code == 0
@@ -175,23 +154,6 @@ def test_an_accelerator_is_a_multiple(folder: Path, text: str) -> None:
     assert row(out, "G  training takes") == ["600", "1,200"]
 
 
-def test_the_answer_as_json(folder: Path) -> None:
-    words = ["--storage-mbps", "2000", "--jobs", "2", "--json", str(folder / "answer.json")]
-    assert what_if(folder / "fetch.json", *words)[0] == 0
-    content = json.loads((folder / "answer.json").read_text())
-    answer = content["answer"]
-    assert content["schema"] == "stoker-what-if/1"
-    assert answer["change"]["storage_mbps"] == 2000
-    names = [outcome["name"] for outcome in answer["outcomes"]]
-    assert names == ["as it is", "2 jobs, each on its own", "2 jobs that share"]
-    found = predict(to_measured(FETCH), Change(storage_mbps=2000, jobs=2, sharing=True))
-    assert answer["outcomes"][2]["prediction"]["rate"] == pytest.approx(found.rate)
-    assert [curve["quantity"] for curve in answer["curves"]] == ["storage-mbps", "jobs"]
-    assert what_if(folder / "unknown.json", "--json", folder / "answer.json")[0] == 0
-    first = json.loads((folder / "answer.json").read_text())["answer"]["outcomes"][0]
-    assert first["prediction"]["fetch"] is None
-
-
 def test_what_goes_wrong_is_one_line(folder: Path) -> None:
     (folder / "other.json").write_text('{"schema": "another"}')
     (folder / "noise.json").write_bytes(b"\x00\xff\xfe")
@@ -213,7 +175,6 @@ def test_what_goes_wrong_is_one_line(folder: Path) -> None:
         (["prep.json", "--accelerator", "fast"], "a multiple such as 2x"),
         (["prep.json", "--cores", "0"], "cores=0: at least 1"),
         (["prep.json", "--echo", "2", "--echo-at", "home"], "one of batch, after-augmentation"),
-        (["prep.json", "--json", "none/answer.json"], "No such file"),
         (["fetch.json", "--echo", "2", "--echo-at", "after-augmentation"], "ask for one of: batch"),
         (["unknown.json", "--cache", "1GiB"], "could not separate fetching"),
     ]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from strategies import one_in
 
@@ -25,10 +24,8 @@ from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
 from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
-from stoker.running.edits import show_edits  # noqa: E402
 from stoker.running.examples.identity import identify_examples  # noqa: E402
 from stoker.running.examples.kept_examples import KeptExamples  # noqa: E402
-from stoker.running.hooks import describe  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
 
@@ -106,100 +103,6 @@ def test_batches_from_the_cache_are_the_scripts_own(own: int, new: int) -> None:
     assert stats.hits > 22
 
 
-FILLED = LoaderSettings(0, None, False, cache_bytes=4 << 20)
-
-
-def without_workers(loader: Any, said: list[str]) -> ChangedLoader:
-    """Return the loader's counterpart, with a cache, and no workers once all is there."""
-    own = LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
-    identity = identify_examples(loader.dataset)
-    choice = LoaderChoice(own, replace(own, cache_bytes=4 << 20), identity=identity, filled=FILLED)
-    return ChangedLoader(dataloader, torch, choice, said.append, compares=True)
-
-
-@pytest.mark.parametrize("persistent", one_in(2, [False, True]))
-@pytest.mark.parametrize(
-    "breaks", [(99, 99, 5, 2, 99), pytest.param((2, 99, 99, 99), marks=pytest.mark.full)]
-)
-def test_once_all_is_kept_batches_are_read_without_workers(
-    breaks: tuple[int, ...], persistent: bool
-) -> None:
-    def make() -> Any:
-        options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent}
-        return DataLoader(Slow(), 4, shuffle=True, collate_fn=stack, timeout=60, **options)
-
-    expected, said = play(make(), None, breaks, False), list[str]()
-    loader = make()
-    changed = without_workers(loader, said)
-    assert play(loader, changed, breaks, False) == expected
-    assert changed.settings == FILLED
-    assert said
-    assert all("compared with the script's own, bit for bit: the same" in text for text in said)
-
-
-def test_the_edit_is_one_that_pytorch_takes(tmp_path: Path) -> None:
-    script, said = tmp_path / "train.py", list[str]()
-    script.write_text(
-        "import torch\n"
-        "loader = DataLoader(data, 4, num_workers=2, prefetch_factor=2, persistent_workers=True)\n"
-    )
-    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    changed = without_workers(DataLoader(Slow(), 4, **options), said)
-    assert (
-        '\n+loader = DataLoader(stoker.cached(data, "4.0 MiB"), 4, num_workers=0, '
-        "prefetch_factor=None, persistent_workers=False)\n"
-    ) in show_edits((str(script), 2), changed.choice)
-
-
-def test_workers_go_on_as_long_as_an_example_is_not_kept() -> None:
-    options: dict[str, Any] = {"num_workers": 1, "drop_last": True}
-    # Of a length of its own: another test at the same time may read the same examples for both.
-    loader, said = DataLoader(Slow(21), 4, collate_fn=stack, **options), list[str]()
-    changed = without_workers(loader, said)
-    for _ in range(3):
-        assert len(list(changed.iterate(loader))) == 5
-    assert changed.settings == changed.choice.new
-
-
-def test_workers_that_another_iterator_uses_go_on() -> None:
-    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
-    loader, said = DataLoader(Slow(), 4, collate_fn=stack, **options), list[str]()
-    changed = without_workers(loader, said)
-    expected = [batch.tolist() for batch in changed.iterate(loader)]
-    for _ in range(2):
-        pairs = zip(changed.iterate(loader), changed.iterate(loader), strict=True)
-        assert [(a.tolist(), b.tolist()) for a, b in pairs] == [(each, each) for each in expected]
-    assert changed.settings == FILLED
-
-
-def test_workers_read_a_dataset_that_has_changed() -> None:
-    loader, said = DataLoader(Slow(), 4, collate_fn=stack, num_workers=1), list[str]()
-    changed = without_workers(loader, said)
-    firsts = [next(iter([*changed.iterate(loader)]))[0, 0] for _ in range(3)]
-    assert changed.settings == FILLED
-    loader.dataset.add = lambda index: 0
-    firsts += [next(iter([*changed.iterate(loader)]))[0, 0] for _ in range(2)]
-    assert firsts == [1, 1, 1, 0, 0]
-    assert changed.settings == changed.choice.own
-
-
-def test_an_error_of_the_collation_is_a_workers_own_without_workers_too() -> None:
-    def collate(examples: list[Any]) -> Any:
-        if torch.utils.data.get_worker_info() is None or (examples[0]["y"] == 8 and fails):
-            raise KeyError("8")
-        return stack(examples)
-
-    loader, said, fails = DataLoader(Slow(), 4, collate_fn=collate, num_workers=1), list[str](), []
-    changed = without_workers(loader, said)
-    changed.to_compare = 0
-    assert all(len(list(changed.iterate(loader))) == 6 for _ in range(3))
-    assert changed.settings == changed.choice.own
-    assert "reading with a cache failed (KeyError); from here on" in said[-1]
-    fails.append(True)
-    with pytest.raises(KeyError, match="in DataLoader worker process 0"):
-        list(changed.iterate(loader))
-
-
 def test_a_dataset_that_changes_between_epochs_is_read_again() -> None:
     loader, said = DataLoader(Slow(8), 4, collate_fn=stack), list[str]()
     settings = LoaderSettings(0, None, False, cache_bytes=4 << 20)
@@ -211,6 +114,23 @@ def test_a_dataset_that_changes_between_epochs_is_read_again() -> None:
     assert first[0][1, 0] == 2
     assert second[0][1, 0] == 0
     assert said == ["its dataset has changed: its examples are read in each epoch from here on"]
+
+
+@pytest.mark.parametrize("persistent", one_in(2, [False, True]))
+def test_a_random_collation_in_workers_keeps_their_seeds(persistent: bool) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent}
+
+    def make() -> Any:
+        return DataLoader(Slow(), 4, shuffle=True, collate_fn=noisy, **options)
+
+    breaks = (99, 5, 99)
+    expected = play(make(), None, breaks, False)
+    loader = make()
+    found = choice_of(loader, cache=True)
+    assert found.new.cache_bytes
+    assert (found.new.workers, found.same, found.twice) == (2, True, False)
+    changed = ChangedLoader(dataloader, torch, found, pytest.fail, compares=True)
+    assert play(loader, changed, breaks, False) == expected
 
 
 class Counted(Slow):
@@ -262,12 +182,12 @@ def test_training_and_validation_are_looked_at_apart() -> None:
     train = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), cache=True)
     assert not train.is_changed
     assert "not cached: its examples are random" in train.why
-    alone: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    alone: dict[str, Any] = {"cache": True, "workers": None}
     refused = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), **alone)
     assert refused.why == "not cached: its examples are random", "no workers were asked for"
-    validation = choice_of(DataLoader(Slow(), 4, collate_fn=stack), cache=True, kept_workers=1)
+    validation = choice_of(DataLoader(Slow(), 4, collate_fn=stack), cache=True)
     assert validation.new.cache_bytes >= 1 << 20
-    assert validation.new.workers == 1, "kept examples may need fewer workers"
+    assert validation.new.workers == 0, "kept examples need no more workers"
     # What is random in the collation stays so, in the script's own process.
     mixed = choice_of(DataLoader(Slow(), 4, collate_fn=noisy), cache=True)
     assert mixed.new == LoaderSettings(0, None, False, mixed.new.cache_bytes)
@@ -277,28 +197,13 @@ def test_training_and_validation_are_looked_at_apart() -> None:
 
 
 def test_examples_are_not_kept_where_that_brings_nothing() -> None:
-    plan: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    plan: dict[str, Any] = {"cache": True, "workers": None}
     loader = DataLoader(Slow(), 4, collate_fn=stack)
     left = choice_of(loader, kept_gain=1.004, **plan)
     assert not left.is_changed
     assert left.why == "not cached: 1.00 times as fast with a cache, by the report"
     assert choice_of(loader, kept_gain=1.1, **plan).new.cache_bytes
     assert choice_of(loader, kept_gain=1.004, **{**plan, "loader": "train.py:1"}).new.cache_bytes
-
-
-def test_no_workers_are_for_examples_that_are_analyzed_and_not_random() -> None:
-    alone: dict[str, Any] = {"cache": True, "kept_workers": 0, "workers": None, "prefetch": None}
-    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    train = choice_of(DataLoader(Slow(), 4, collate_fn=stack, **options), **alone)
-    assert train.new == LoaderSettings(2, 2, True, train.new.cache_bytes)
-    assert train.filled == LoaderSettings(0, None, False, train.new.cache_bytes)
-    assert describe(train).endswith(", no workers once all is there; same batches: yes")
-    validation = DataLoader(Slow(), 4, collate_fn=stack, **options)
-    assert choice_of(validation, **{**alone, "loader": "train.py:1"}).filled is None
-    mixed = choice_of(DataLoader(Slow(), 4, collate_fn=noisy, **options), **alone)
-    assert mixed.filled is None
-    assert mixed.new.workers == 2
-    assert choice_of(DataLoader(Slow(), 4, collate_fn=stack), **alone).filled is None
 
 
 def test_what_is_not_kept_and_why() -> None:
@@ -313,9 +218,8 @@ def test_a_script_that_spawns_gets_a_cache_and_no_workers() -> None:
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        found = choice_of(loader, cache=True, kept_workers=2)
+        found = choice_of(loader, cache=True)
         assert (found.new.workers, found.new.cache_bytes > 0) == (0, True)
-        assert "would be started by 'spawn'" in found.why
         changed = ChangedLoader(dataloader, torch, found, print, compares=True)
         expected = [batch["x"].tolist() for batch in loader]
         for _ in range(2):

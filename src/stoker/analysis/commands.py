@@ -32,13 +32,6 @@ def analyze(
     html: Annotated[
         Path | None, typer.Option(help="Write the report to this file as a page for a browser.")
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the course of the analysis to this file, for Perfetto or chrome://tracing: "
-            "lanes for steps, workers and fetching."
-        ),
-    ] = None,
 ) -> None:
     """Find out why the accelerator is idle in a training script, and what would help.
 
@@ -57,8 +50,6 @@ def analyze(
 
       stoker analyze --html report.html -m my.train --config base.yaml
 
-      stoker analyze --trace course.json train.py
-
       stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
     """
     from rich.console import Console
@@ -68,26 +59,23 @@ def analyze(
     from stoker.analysis.reports import terminal
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.reports.page import write_page
-    from stoker.analysis.reports.timeline import write_timeline
     from stoker.analysis.scripts.script_job import trace_script
     from stoker.analysis.scripts.script_process import make_command, summarize_crash
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
     with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
-        check_outputs(json, html, trace)
+        check_outputs(json, html)
         command = make_command(script)
         errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            found = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
-        report = make_report(found)
+            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+        report = make_report(trace)
         if json is not None:
             write_report(report, json)
         if html is not None:
             write_page(report, html)
-        if trace is not None:
-            write_timeline(found, trace)
     terminal.show_report(report, Console(highlight=False))
     if report.crash is not None:
         errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
@@ -125,14 +113,6 @@ def what_if(
             help="Place of the echo: batch, after-augmentation or before-augmentation.",
         ),
     ] = "batch",
-    hosts: Annotated[int, typer.Option(metavar="N", help="Hosts that share one cache.")] = 1,
-    network_mbps: Annotated[
-        float, typer.Option(metavar="MB/s", help="Network bandwidth of a host to the others.")
-    ] = 1250.0,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write the answer to this file as JSON."),
-    ] = None,
 ) -> None:
     """Predict how fast an analyzed job would run with other hardware or settings.
 
@@ -145,7 +125,7 @@ def what_if(
     """
     from stoker.analysis.model.model import Change
     from stoker.analysis.model.report import read_report, to_measured
-    from stoker.analysis.model.what_if import answer, write_answer
+    from stoker.analysis.model.what_if import answer
     from stoker.analysis.reports import terminal
     from stoker.basics.resources import parse_bytes
 
@@ -159,13 +139,8 @@ def what_if(
             jobs=jobs,
             echo=echo,
             echo_at=echo_at,
-            hosts=hosts,
-            network_mbps=network_mbps,
         )
-        answered = answer(to_measured(found), change)
-        if json is not None:
-            write_answer(answered, json)
-        terminal.show_answer(found, answered)
+        terminal.show_answer(found, answer(to_measured(found), change))
 
 
 def _parse_multiple(text: str) -> float:

@@ -12,14 +12,13 @@ import contextlib
 import math
 import random
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.analysis import cold_reads
 from stoker.analysis.host_load import watch_host
 from stoker.analysis.model import rates
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.trace import Fetched, RankTrace, Trace
+from stoker.analysis.model.trace import RankTrace, Trace
 
 # Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
 # user more time.
@@ -32,9 +31,6 @@ _MOST_COLD = 0.05
 _SPARE_STORAGE = 1.5
 TURNS = 3
 """Turns of the job as it is and G, beside the first one: four values, for an interval."""
-MORE_PREFETCH = 8
-"""Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
-few batches, and four times PyTorch's own, as each takes memory."""
 # Training by turns takes about as long as so many phases of training. Chosen, not measured.
 _TURNS_TAKE = 4
 # More workers are tried until preparation is this many times as fast as training: a smaller margin,
@@ -50,25 +46,6 @@ class DrainFailed(Stopped):
     """A drain got no batch in its time, or too few."""
 
 
-@dataclass(frozen=True)
-class PhaseLimits:
-    """How long the phases last, in seconds, and how many worker counts are tried."""
-
-    first_drain_s: float
-    warm_drain_s: float
-    other_warm_drain_s: float
-    """With other numbers of workers than the job's."""
-    cold_drain_s: float
-    reading_s: float
-    """Files alone; cold reads with the job's readers take twice as long."""
-    all_warm_drains_s: float
-    """After this time, no further number of workers is tried."""
-    filling_s: float
-    """Reading the drained files into memory, if they are not all there."""
-    worker_counts: int
-    """How many numbers of workers are tried, including the job's own."""
-
-
 class DrivenJob(Protocol):
     """A training job that the phases control, in all its ranks at once.
 
@@ -77,7 +54,12 @@ class DrivenJob(Protocol):
 
     trace: Trace
     """The results; ``ranks`` are known once the job has run as it is."""
-    limits: PhaseLimits
+    unit_s: float
+    """The time of a drain, in seconds; a cold one takes twice as long."""
+    patience_s: float
+    """After so many seconds of warm drains no further number of workers is tried."""
+    worker_counts: int
+    """How many numbers of workers are tried, including the job's own."""
     done: set[str]
     """The phases that need not be repeated, of "as-it-is", "G" and "drains"."""
     files: list[str]
@@ -113,10 +95,6 @@ class DrivenJob(Protocol):
         ``left`` is how many such calls are still to come, with this one.
         """
 
-    def prefetch_more(self, left: int) -> None:
-        """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
-        (``RankTrace.prefetched``)."""
-
     def sample_stacks(self) -> None:
         """Drain once more, and look at the code that prepares (``RankTrace.sampled``).
 
@@ -135,7 +113,7 @@ class DrivenJob(Protocol):
 
     def keep_examples(self) -> None:
         """Drain some examples kept in memory, where they are the same in each reading, and train on
-        them, by turns with the job as it is (``RankTrace.drains["kept-W"]``, ``kept_turns``)."""
+        them, by turns with the job as it is (``RankTrace.drains["kept"]``, ``kept_turns``)."""
 
 
 def run_phases(job: DrivenJob) -> None:
@@ -157,20 +135,19 @@ def run_phases(job: DrivenJob) -> None:
 
 def _drain_warm(job: DrivenJob) -> None:
     """Drain with the data in memory, with several numbers of workers, and train on that data."""
-    trace, limits = job.trace, job.limits
-    until = time.monotonic() + limits.all_warm_drains_s
-    rank = trace.ranks[0]
-    job.drain("found", rank.workers, limits.first_drain_s, fresh=True)
+    trace, rank = job.trace, job.trace.ranks[0]
+    until = time.monotonic() + job.patience_s
+    job.drain("found", rank.workers, job.unit_s, fresh=True)
     drained = job.find_files()
     with contextlib.suppress(OSError):
         if trace.files and cold_reads.resident_fraction(drained) not in (None, 1.0):
-            cold_reads.read_files(drained, 4, limits.filling_s)
+            cold_reads.read_files(drained, 4, job.patience_s / 4)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Workers that import much do so in each drain again; then one round must be enough.
-    rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
+    rounds = 1 if startup_s > 2 * job.unit_s else _ROUNDS
     cores = trace.share_of_cores
-    counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
+    counts = _list_worker_counts(rank.workers, cores)[: job.worker_counts]
     for again in range(rounds):
         if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:
             counts.insert(0, more)
@@ -181,20 +158,15 @@ def _drain_warm(job: DrivenJob) -> None:
             own = count == rank.workers
             turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"
             job.say(f"P: data in memory, {turn}")
-            drain_s = limits.warm_drain_s if own else limits.other_warm_drain_s
             try:
-                job.drain(f"warm-{count}", count, drain_s)
+                job.drain(f"warm-{count}", count, job.unit_s)
             except DrainFailed:
                 if own and not again:
                     raise
                 trace.note(f"{turn}: left out, as the loader gave too few batches")
                 continue
             job.say(f"training on data in memory, {turn}")
-            # Of this round, those after this one; of each round, one that prefetches more.
-            left = (rounds - again) * (len(counts) + 1) - place + _TURNS_TAKE
-            job.train(count, left)
-            if own and time.monotonic() < until:
-                job.prefetch_more(left - 1)
+            job.train(count, (rounds - again) * len(counts) - place + _TURNS_TAKE)
     if not rank.trained:
         trace.note(
             "training on data in memory was not measured: predictions assume that it reaches the "
@@ -218,8 +190,7 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     """Return a larger number of workers to try; None if more cannot help.
 
     If preparing mostly waits, more workers than processors may help: as many as the processors
-    have time for, by the time for which ``workers`` had or wanted a processor, but no more than
-    training can use.
+    have time for, by the processor time of ``workers``, but no more than training can use.
     """
     batch = rates.estimate_batch_size(rank)
     drains = rank.drains.get(f"warm-{workers}", [])
@@ -227,9 +198,7 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     takes, _ = rates.estimate_ingestion(rank, batch)
     if rate is None or takes is None:
         return None
-    # Time in the scheduler's queue is no waiting: more workers would wait there too.
-    wanted_s = rates.estimate_prep_cpu_s(drains, batch) + (rates.estimate_queued_s(drains) or 0.0)
-    most = most_workers(cores, workers, rate.value, wanted_s)
+    most = most_workers(cores, workers, rate.value, rates.estimate_prep_cpu_s(drains, batch))
     wanted = min(most, math.ceil(_SPARE_PREP * takes.value / rate.value * workers))
     return wanted if wanted > workers else None
 
@@ -250,8 +219,7 @@ def _drain_cold(job: DrivenJob) -> None:
 
 def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     """Do one round of cold measurements; True if it was possible. Raises OSError."""
-    trace, limits = job.trace, job.limits
-    rank = trace.ranks[0]
+    trace, rank = job.trace, job.trace.ranks[0]
     job.say(f"S: dropping the loader's files from the page cache, {turn}")
     cold_reads.drop_files(job.files)
     left = cold_reads.resident_fraction(trace.files or job.files)
@@ -263,19 +231,19 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
         )
         return False
     job.say(f"S: reading the loader with nothing in memory, {turn}")
-    job.drain("cold", rank.workers, limits.cold_drain_s, once=True)
+    job.drain("cold", rank.workers, 2 * job.unit_s, once=True)
     if not trace.files:
         return True
     trace.readers = max(1, rank.workers) * len(trace.ranks)
     job.say(f"S, C: reading {len(trace.files):,} files, cold and warm, {turn}")
-    _read_files(trace, limits.reading_s)
+    _read_files(trace, job.unit_s)
     batch = rates.estimate_batch_size(rank)
     prep = rates.estimate_drained(rank.drains[f"warm-{rank.workers}"], batch)
     prep_files = prep.value * len(trace.files) / trace.files_examples if prep is not None else 0.0
     if _drop_part(trace, prep_files):
         job.say(f"S: reading the loader with a part not in memory, {turn}")
-        job.drain("partly", rank.workers, limits.cold_drain_s, once=True)
-        job.drain("whole", rank.workers, limits.cold_drain_s, once=True)
+        job.drain("partly", rank.workers, 2 * job.unit_s, once=True)
+        job.drain("whole", rank.workers, 2 * job.unit_s, once=True)
     return True
 
 
@@ -284,22 +252,15 @@ def _read_files(trace: Trace, seconds: float) -> None:
 
     If there are more cores, also read them cold with one reader per core. Raises OSError.
     """
-    files = trace.files
-
-    def read(paths: list[str], readers: int, longest_s: float, cached: bool) -> cold_reads.Reads:
-        began_ns = time.perf_counter_ns()
-        reads = cold_reads.read_files(paths, readers, longest_s)
-        trace.fetched.append(Fetched(cached, began_ns, readers, reads))
-        return reads
-
+    files, read = trace.files, cold_reads.read_files
     cold_reads.drop_files(files)
-    reads = read(files, trace.readers, 2 * seconds, False)
+    reads = read(files, trace.readers, 2 * seconds)
     trace.cold_reads.append(reads)
     have_read = files[: round(sum(count for count, _ in reads))]
-    trace.warm_reads.append(read(have_read, trace.readers, seconds, True))
+    trace.warm_reads.append(read(have_read, trace.readers, seconds))
     if trace.cores > trace.readers:
         cold_reads.drop_files(files)
-        trace.most_reads.append(read(files, trace.cores, seconds, False))
+        trace.most_reads.append(read(files, trace.cores, seconds))
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:

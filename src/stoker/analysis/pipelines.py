@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.analysis.model.report import Keeping
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
-from stoker.analysis.phases import TURNS, PhaseLimits, run_phases
+from stoker.analysis.phases import TURNS, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
@@ -58,8 +58,8 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
     if not budget_s > 0:
         raise ValueError(f"budget_s={budget_s}: must be above 0")
     began = time.monotonic()
-    # A phase takes one or two twentieths of the budget. Chosen, not measured.
-    job = PipelineJob(pipeline, step, budget_s / 20)
+    # A phase takes one or two of these parts of the budget. Chosen, not measured.
+    job = PipelineJob(pipeline, step, budget_s / 25)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began
     return job.trace
@@ -72,17 +72,8 @@ class PipelineJob:
         """``unit_s`` is the approximate time of a drain in seconds."""
         self.trace = Trace([f"stoker.analyze({pipeline!r}, {getattr(step, '__name__', 'step')})"])
         self.done: set[str] = set()
-        self.limits = PhaseLimits(
-            first_drain_s=unit_s,
-            warm_drain_s=unit_s,
-            other_warm_drain_s=unit_s,
-            cold_drain_s=unit_s,
-            reading_s=unit_s / 2,
-            all_warm_drains_s=math.inf,
-            filling_s=unit_s,
-            worker_counts=3,
-        )
-        self._pipeline, self._step, self._unit_s = pipeline, step, unit_s
+        self.unit_s, self.patience_s, self.worker_counts = unit_s, math.inf, 3
+        self._pipeline, self._step = pipeline, step
         workers = pipeline.chain.workers
         self._workers = None if workers is None else workers.count
         self._kind = None if workers is None else workers.kind
@@ -116,7 +107,7 @@ class PipelineJob:
         """Train as the job does. Raises ValueError if there is no batch."""
         self.say("as it is")
         pipeline, rows = self._copy(self._rank.workers), self._rank.rows
-        until = time.monotonic() + 2 * self._unit_s
+        until = time.monotonic() + 2 * self.unit_s
         for epoch in itertools.count():
             before = len(rows)
             with iter(pipeline) as batches:
@@ -138,7 +129,7 @@ class PipelineJob:
         """Train on the same batches again and again."""
         self.say("G: the same batches again and again")
         bank, rows = Bank(self._kept), self._rank.replayed
-        until = time.monotonic() + 2 * self._unit_s
+        until = time.monotonic() + 2 * self.unit_s
         again = (bank.next() for _ in itertools.count())
         for batch in _note_rows(again, rows, 0, REPLAYED):
             self._step(batch)
@@ -203,7 +194,7 @@ class PipelineJob:
     def train(self, workers: int, left: int) -> None:
         """Train on the drained data, which is in memory now."""
         steps: list[Step] = []
-        until = time.monotonic() + self._unit_s
+        until = time.monotonic() + self.unit_s
         with iter(self._copy(workers)) as batches:
             for step in self._timed(batches):
                 steps.append(step)
@@ -227,8 +218,8 @@ class PipelineJob:
         with contextlib.closing(_read_on(pipeline)) as own:
             for _ in range(TURNS):
                 steps = (
-                    self._train_for(own, self._unit_s / 2),
-                    self._train_for(replayed, self._unit_s / 4),
+                    self._train_for(own, self.unit_s / 2),
+                    self._train_for(replayed, self.unit_s / 4),
                 )
                 self._rank.turns.append(Turn(*(found[len(found) // 3 :] for found in steps)))
 
@@ -251,9 +242,6 @@ class PipelineJob:
             asked = time.perf_counter()
             yield Step(asked - entered, came - entered)
             entered = asked
-
-    def prefetch_more(self, left: int) -> None:
-        """Do nothing: the window of a pipeline has a size of its own."""
 
     def sample_stacks(self) -> None:
         """Do nothing: a pipeline's stages are known, with a rate each."""
@@ -282,7 +270,7 @@ class PipelineJob:
     def _share_work(self, batches: int, cpu_s: float) -> list[WorkRecord]:
         """Return processor seconds as work records, in equal parts for all batches."""
         each_ns, size = int(cpu_s * 1e9 / max(1, batches)), round(self._batch_size)
-        return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), 0, size, -1) for n in range(batches)]
+        return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), size, -1) for n in range(batches)]
 
     def _note_stages(self, stats: Stats) -> None:
         """Record the cost of each stage, and the cost behind each place of an echo."""

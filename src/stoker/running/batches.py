@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.probe.backward_watch import count_passes
-from stoker.analysis.probe.dataset.state import digest_state
+from stoker.analysis.probe.state import digest_state
 from stoker.basics.signals import again_soon, raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
@@ -70,9 +70,7 @@ class ChangedLoader:
         self.choice = choice
         self.say = say
         self.pace = EpochPace(choice, 0.0, say) if pace is None else pace
-        # Where workers' seeds stay, their number does, and they read the same batches.
-        can = choice.same and choice.twice and not choice.seeds
-        self.to_compare = _COMPARED if compares and can else 0
+        self.to_compare = _COMPARED if compares and choice.same and choice.twice else 0
         self._compares_hits = bool(self.to_compare and choice.new.cache_bytes)
         self.stores: dict[str, KeptExamples] = {} if stores is None else stores
         self._examples: KeptExamples | None = None
@@ -80,7 +78,6 @@ class ChangedLoader:
         # Neither PyTorch's workers that persist nor these see what the script changes later.
         self._is_fixed = choice.own.persistent and choice.own.workers > 0
         self._kept: Any = None  # PyTorch's iterator, whose workers persist
-        self._has_written = False
         self._kept_order = BatchOrder(())
         self._last: weakref.ref[RunBatches] | None = None
         self._digests = "", ""
@@ -100,7 +97,7 @@ class ChangedLoader:
         draws = not (own.persistent and own.workers and self._has_drawn)
         self._has_drawn = True
         seeds = self.torch.Generator()
-        if draws and not self.choice.seeds:
+        if draws:
             script = self.torch.default_generator if loader.generator is None else loader.generator
             seeds.set_state(script.get_state())
             # As PyTorch draws the base seed of the workers.
@@ -108,8 +105,6 @@ class ChangedLoader:
         last = None if self._last is None else self._last()
         # Two iterators of one loader at a time: workers cannot serve both.
         is_free = last is None or last.is_over
-        if is_free:
-            self._leave_workers()
         batches = RunBatches(self, loader, seeds, keeps=self.settings.persistent and is_free)
         if own.workers:
             batches.start()
@@ -135,19 +130,6 @@ class ChangedLoader:
         self.pace.settings = msgspec.structs.replace(self.choice.new, cache_bytes=0)
         self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
-
-    def _leave_workers(self) -> None:
-        """Read without workers from here on, if that is faster and nothing is left to read."""
-        filled = self.choice.filled
-        if filled is None or self.settings != self.choice.new or self._examples is None:
-            return
-        if self._kept is not None and not self._has_written:
-            # Workers that persist may not have written all examples yet; at their end they do.
-            self._end_kept()
-            self._has_written = True
-        if self._examples.holds_all():
-            self._end_kept()
-            self.pace.settings = filled
 
     def _keep(self, dataset: Any, state: str) -> KeptExamples:
         """Return a dataset behind its store. Raises CacheError, OSError."""
@@ -191,10 +173,8 @@ class ChangedLoader:
         **replaced: Any,
     ) -> Any:
         """Return a new iterator of PyTorch's. ``seeds``: a generator for the workers' base seed."""
-        generator = loader.generator
-        if not self.choice.seeds:
-            generator = self.torch.Generator()  # the script's own has been drawn from
-            generator.set_state(seeds.get_state())
+        generator = self.torch.Generator()  # the script's own has been drawn from
+        generator.set_state(seeds.get_state())
         changed = replaced | {
             "num_workers": settings.workers,
             "prefetch_factor": settings.prefetch,
@@ -290,7 +270,7 @@ class RunBatches:
             self._inner = changed.open(self._loader, self._order, self._seeds, keeps=self._keeps)
         except (OSError, RuntimeError) as error:
             raise_interrupt(error)
-            if changed.choice.seeds:
+            if not changed.choice.twice:
                 raise
             problem = f"workers cannot be started ({error})"
         else:
@@ -424,7 +404,7 @@ class RunBatches:
 
     def _must_read_here(self, error: Exception) -> bool:
         changed = self._changed
-        if changed.settings == changed.choice.own or changed.choice.seeds:
+        if changed.settings == changed.choice.own or not changed.choice.twice:
             return False
         # A script without workers gets its own error, in its own process, and others a worker's.
         alone = changed.choice.own.workers == 0 or changed.settings.workers == 0

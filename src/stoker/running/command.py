@@ -36,7 +36,7 @@ def run(
         str,
         typer.Option(
             metavar="KINDS",
-            help="What to apply: workers (their number, prefetch, persistence); cache (examples "
+            help="What to apply: workers (their number, persistence); cache (examples "
             "that are the same in every epoch stay in memory, for other runs too); with redraw, "
             "workers also where random examples are then drawn otherwise.",
         ),
@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """Run an unedited training script with what its analysis advises.
 
-    The script gets other numbers of workers, of batches ahead, and workers that persist, with its
-    own order and seeds: the same batches, bit for bit. A line on stderr says for each loader what
+    The script gets another number of workers, and workers that persist, with its own order and
+    seeds: the same batches, bit for bit. A line on stderr says for each loader what
     was applied, or why nothing was. STOKER_RUN=0 in the environment turns all of it off. The exit
     status is the script's own.
 

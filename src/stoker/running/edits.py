@@ -7,7 +7,6 @@ import difflib
 import os
 from pathlib import Path
 
-from stoker.analysis.loader_code import find_call, is_in_loop
 from stoker.basics.resources import format_bytes
 from stoker.running.loaders import LoaderChoice
 
@@ -25,20 +24,17 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
         tree = ast.parse(text)
-        call = find_call(tree, line)
+        call = _find_call(tree, line)
     except (OSError, ValueError, SyntaxError):
         call = None
     if call is None or any(word.arg is None for word in call.keywords):
         written = ", ".join(f"{name}={value}" for name, value in options.items())
         return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n{more}"
-    is_alone = (choice.filled or choice.new).workers == 0
-    if is_alone and any(word.arg == "prefetch_factor" for word in call.keywords):
-        options["prefetch_factor"] = "None"  # PyTorch refuses another one without workers
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)
     if "dataset" in options:
         changed = _import_stoker(changed)
-        if is_in_loop(tree, line):
+        if _is_in_loop(tree, line):
             more += (
                 "Build stoker.cached(...) in front of the loop: each one begins with no examples.\n"
             )
@@ -47,12 +43,35 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     return "".join(difference) + more
 
 
+def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
+    """Return the call of a loader at a line; None if there is none, or if there are several."""
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and ast.unparse(node.func).endswith("DataLoader")
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _is_in_loop(tree: ast.Module, line: int) -> bool:
+    """True if a line is in a loop over numbers, as epochs are, or in a ``while``.
+
+    Loops over anything else may build one loader for each split.
+    """
+    return any(
+        node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.While)
+        or (isinstance(node, ast.For) and "range(" in ast.unparse(node.iter))
+    )
+
+
 def _list_options(choice: LoaderChoice) -> dict[str, str]:
-    own, new = choice.own, choice.filled or choice.new
-    prefetch = new.prefetch or 2 if new.workers else own.prefetch or 2
+    own, new = choice.own, choice.new
     pairs = (
         ("num_workers", own.workers, new.workers),
-        ("prefetch_factor", own.prefetch or 2, prefetch),
         ("persistent_workers", own.persistent, new.persistent),
     )
     found = {name: str(value) for name, before, value in pairs if value != before}

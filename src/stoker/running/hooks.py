@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from stoker.analysis.probe.backward_watch import watch_backward
-from stoker.analysis.probe.builders import hook_loaders
+from stoker.analysis.probe.builders import hook_loaders, name_loader
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import say
@@ -116,17 +116,13 @@ class _RunningProcess:
         return True
 
     def _name(self, loader: Any) -> str:
-        """Name a loader as the analysis does: by its line; if that is taken, by a caller's."""
-        sites: tuple[str, ...] = vars(loader).get("_stoker_built", ("somewhere",))
-        taken = sum(others[0] == sites[0] for others, _ in self._names.values())
-        names = [
-            # Of one that is gone: it is built anew for every epoch.
-            *(name for name, (of, last) in self._names.items() if of == sites and last() is None),
-            *(site for site in sites if site not in self._names),
-            f"{sites[0]}#{taken + 1}",
-        ]
-        self._names[names[0]] = sites, weakref.ref(loader)
-        return names[0]
+        """Name a loader as the analysis does; one that is built anew for every epoch stays one."""
+        built: tuple[str, ...] = vars(loader).get("_stoker_built", ("somewhere",))
+        gone = (name for name, (of, last) in self._names.items() if of == built and last() is None)
+        taken = {name: of for name, (of, _) in self._names.items()}
+        name = next(gone, None) or name_loader(built, taken)
+        self._names[name] = built, weakref.ref(loader)
+        return name
 
     def _choose(self, loader: Any, site: str) -> ChangedLoader | None:
         # A loader that is built anew for every epoch is tried once.
@@ -191,14 +187,10 @@ def describe(choice: LoaderChoice) -> str:
     parts = []
     if new.workers != own.workers:
         parts.append(f"num_workers {own.workers} -> {new.workers}")
-    if new.prefetch != own.prefetch:
-        parts.append(f"prefetch {new.prefetch}")
     if new.persistent and not own.persistent:
         parts.append("persistent")
     if new.cache_bytes:
         parts.append(f"cached ({format_bytes(new.cache_bytes)})")
-    if choice.filled is not None:
-        parts.append("no workers once all is there")
     same = "yes" if choice.same else "no, examples are drawn in other workers"
     text = f"{', '.join(parts)}; same batches: {same}"
     return text + (f" ({choice.why})" if choice.why else "")

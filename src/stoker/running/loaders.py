@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from stoker.analysis.model.changes import WORTH
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
+from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.basics.resources import usable_cores
 from stoker.frameworks.rank import process_group
 from stoker.running.examples.kept_examples import is_cached, plan_bytes
@@ -51,19 +51,15 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     own: LoaderSettings
     """As the script has them."""
     new: LoaderSettings
-    seeds: bool = False
-    """True if examples are random in workers and stay the same, as the seeds of the workers do."""
     same: bool = True
     """True if batches are the same as with the script's own settings."""
     twice: bool = True
-    """True if a batch may be made twice: no generator moves at that."""
+    """True if a batch may be made twice: no generator moves at that. Else the number of workers
+    stays, and so do their seeds."""
     why: str = ""
     """Why something was not applied."""
     identity: str = ""
     """Of the examples in a store."""
-    filled: LoaderSettings | None = None
-    """The settings of epochs before which all examples are in the store; None: these are no
-    others."""
 
     @property
     def is_changed(self) -> bool:
@@ -148,16 +144,11 @@ def choose(
         refused = refused or "there is no memory for it"
         reasons = (found.why, f"not cached: {refused}")
         return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
-    # Without workers the script's process reads the examples, but not before all are kept.
-    alone = plan.kept_workers == 0 < own.workers
-    wanted = msgspec.structs.replace(plan, workers=None if alone else plan.kept_workers)
-    new, why = _want(own, wanted, is_analyzed=is_analyzed)
-    found = _fit(own, new, plan, trial, why)
+    if size >= trial.example_bytes * len(loader.dataset):  # from memory, its own workers are enough
+        new, why = _want(own, msgspec.structs.replace(plan, workers=None), is_analyzed=is_analyzed)
+        found = _fit(own, new, plan, trial, why)
     kept = msgspec.structs.replace(found.new, cache_bytes=size)
-    filled = None
-    if alone and is_analyzed and not trial.random:
-        filled = LoaderSettings(0, None, False, size)
-    return msgspec.structs.replace(found, new=kept, identity=trial.identity, filled=filled)
+    return msgspec.structs.replace(found, new=kept, identity=trial.identity)
 
 
 def _fit(
@@ -168,15 +159,9 @@ def _fit(
         return LoaderChoice(own, new, why=why)
     if plan.redraw and new != own:
         return LoaderChoice(own, new, same=False, why=why)
-    reason = why
     if new != own:
-        reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
-    if own.workers == 0:
-        return LoaderChoice(own, own, twice=False, why=reason)
-    few = LoaderSettings(own.workers, new.prefetch, own.persistent)
-    if few == own:
-        return LoaderChoice(own, own, seeds=True, why=reason)
-    return LoaderChoice(own, few, seeds=True, why=f"no other workers: {reason}")
+        why = "examples are random, and would be drawn otherwise (--do workers,redraw)"
+    return LoaderChoice(own, own, twice=False, why=why)
 
 
 def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
@@ -256,14 +241,11 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
         why, workers = f"workers would be started by {method!r}, and import the script again", 0
     if workers == 0:
         return LoaderSettings(0, None, False), why
-    prefetch = own.prefetch or 2
-    if is_analyzed and plan.prefetch is not None:
-        prefetch = max(prefetch, plan.prefetch)
     persistent = own.persistent or workers > own.workers or (is_analyzed and plan.persistent)
     if is_analyzed and plan.changes and persistent and not own.persistent:
         persistent = False
         why = "; ".join(filter(None, (why, f"not persistent: {tell_changes(plan.changes)}")))
-    return LoaderSettings(workers, prefetch, persistent), why
+    return LoaderSettings(workers, own.prefetch or 2, persistent), why
 
 
 def _most_workers(plan: RunPlan) -> int:

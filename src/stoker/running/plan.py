@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.model.changes import choose_kept_workers
+from stoker.analysis.model.changes import predict_kept_gain
 from stoker.analysis.model.report import LoaderOptions, Report
 
 VARIABLE = "STOKER_RUN_PLAN"
@@ -23,14 +23,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     loader: str
     """The loader that was analyzed: file and line."""
     workers: int | None = None
-    prefetch: int | None = None
     persistent: bool = False
     gain: float = 1.0
     """Predicted speed over the speed as it is, for the workers."""
-    kept_workers: int | None = None
-    """The workers of a loader whose examples are kept; 0: none, once all of them are."""
     kept_gain: float | None = None
-    """The predicted gain with these workers and the cache; None: unknown."""
+    """The predicted gain of a cache, with the script's own workers; None: unknown."""
     examples_per_s: float | None = None
     """The speed as it is, of one rank."""
     batch_size: float
@@ -61,29 +58,24 @@ def make_plan(
         raise ValueError(
             "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
         )
-    workers = prefetch = None
-    persistent, gain = False, 1.0
+    workers, persistent, gain = None, False, 1.0
     for action in report.actions if "workers" in do else ():
         options = action.options or LoaderOptions()
         workers = options.num_workers or workers
-        prefetch = options.prefetch_factor or prefetch
         persistent = persistent or options.persistent_workers
-        if options.num_workers or options.prefetch_factor:
+        if options.num_workers:
             gain = max(gain, action.gain.value)
-    kept_workers, kept_gain = choose_kept_workers(report, workers) or (workers, None)
     seen = report.as_it_is
     return RunPlan(
         loader=report.loader.name,
         workers=workers,
-        prefetch=prefetch,
         persistent=persistent,
         gain=gain,
-        kept_workers=kept_workers,
-        kept_gain=kept_gain,
+        kept_gain=predict_kept_gain(report),
         examples_per_s=None if seen is None else seen.rate.value,
         batch_size=report.loader.batch_size,
         cores=report.cores,
-        trainers=report.jobs * max(1, len(report.ranks)),
+        trainers=max(1, len(report.ranks)),
         cache="cache" in do,
         changes=report.loader.changes or [],
         redraw="redraw" in do,

@@ -71,7 +71,7 @@ def gate(
 
     from stoker.analysis.gate.judging import GateRecord, combine, judge, write_record, write_text
     from stoker.analysis.gate.metrics import parse_condition
-    from stoker.analysis.gate.runs import Runner
+    from stoker.analysis.gate.runs import run_rounds
     from stoker.analysis.host_load import watch_host
     from stoker.analysis.model.report import HostLoad
     from stoker.analysis.model.trace import AnalysisError
@@ -90,7 +90,7 @@ def gate(
         host: list[HostLoad] = []
         say = partial(errors.print, markup=False)
         with watch_host(host):
-            rounds = Runner(command, base, runs, seconds, say).run_rounds(conditions)
+            rounds = run_rounds(command, base, runs, seconds, conditions, say)
         judgements = [judge(condition, rounds) for condition in conditions]
         record = GateRecord(
             stoker=__version__,

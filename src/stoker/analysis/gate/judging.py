@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.gate.metrics import FALLS, Condition, RunFigures
-from stoker.analysis.model.intervals import count_values, estimate_interval
+from stoker.analysis.model.intervals import estimate_interval
 from stoker.analysis.model.report import HostLoad
 from stoker.basics.resources import format_rounded
 
@@ -50,9 +50,6 @@ class Judgement(msgspec.Struct, frozen=True):
     threshold: float
     verdict: str
     """"worse", "not worse" or "undecided"."""
-    runs_needed: int | None = None
-    """Runs that would decide it, if mean and spread stay as they are; None if it is decided, or
-    for more than 200."""
 
 
 def looks_worse(condition: Condition, found: RunRound) -> bool:
@@ -70,13 +67,11 @@ def judge(condition: Condition, rounds: Sequence[RunRound]) -> Judgement:
     own = [run for found in rounds for run in found.own]
     base = [run for found in rounds for run in found.base]
     form, values, threshold = _list_values(condition, own, base)
-    found, verdict, runs_needed = estimate_interval(values), UNDECIDED, None
+    found, verdict = estimate_interval(values), UNDECIDED
     if len(rounds) > 1 and all(looks_worse(condition, each) for each in rounds):
         verdict = WORSE
     elif found.high <= threshold:
         verdict = FINE
-    else:
-        runs_needed = count_values(values, threshold)
     sign = _sign(condition)
     low, high = sorted((sign * found.low, sign * found.high))
     at = math.exp if form == "ratio" else float
@@ -89,7 +84,6 @@ def judge(condition: Condition, rounds: Sequence[RunRound]) -> Judgement:
         high=at(high),
         threshold=at(sign * threshold),
         verdict=verdict,
-        runs_needed=runs_needed,
     )
 
 
@@ -161,11 +155,11 @@ def show_figure(metric: str, value: float) -> str:
 
 def _describe(judgement: Judgement) -> str:
     """Describe a judgement in a line."""
-    text = (
+    return (
         f"{judgement.verdict}: {judgement.condition}: {_name(judgement)} "
         f"{_interval(judgement)}, threshold {_show(judgement, judgement.threshold)}"
+        + ("; more --runs narrow the interval" if judgement.verdict == UNDECIDED else "")
     )
-    return text + (f"; {_advise(judgement)}" if judgement.verdict == UNDECIDED else "")
 
 
 def _list_remarks(record: GateRecord) -> list[str]:
@@ -198,9 +192,3 @@ def _interval(judgement: Judgement) -> str:
     ends = judgement.value, max(lowest, judgement.low), judgement.high
     value, low, high = (_show(judgement, each) for each in ends)
     return f"{value} ({low} to {high})"
-
-
-def _advise(judgement: Judgement) -> str:
-    if judgement.runs_needed is None:
-        return "more runs would hardly decide it: the mean is near the threshold"
-    return f"about --runs {judgement.runs_needed} would decide it"

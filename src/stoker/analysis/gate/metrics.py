@@ -84,15 +84,8 @@ def list_waits_s(rank: RankTrace) -> list[float]:
     return waits
 
 
-METRICS = {
-    "stall": "share of the training loop's time spent waiting for batches, start-up left out",
-    "rate": "examples/s of a rank",
-    "wait_p50": "median wait for a batch",
-    "wait_p95": "wait for a batch that 95 % of the batches do not exceed",
-    "wait_p99": "wait for a batch that 99 % of the batches do not exceed",
-    "startup": "time from iter() to the first batch",
-}
-"""The metrics, as ``RunFigures`` has them; see there."""
+METRICS = ("stall", "rate", "wait_p50", "wait_p95", "wait_p99", "startup")
+"""The metrics, as ``RunFigures`` has them."""
 FALLS = frozenset({"rate"})
 """The metrics of which less is worse."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,67 +25,57 @@ _LOOK_S = 0.5
 Say = Callable[[str], None]
 
 
-class Runner:
-    """Runs a script, and with ``base`` its version in that folder as often.
+def run_rounds(
+    command: Sequence[str],
+    base: Path | None,
+    runs: int,
+    seconds: float,
+    conditions: Sequence[Condition],
+    say: Say,
+) -> list[RunRound]:
+    """Run a script so often, and with ``base`` its version in that folder as often.
+
+    If a condition is met, there is a second round. Each version runs once before, unmeasured: that
+    run compiles, and reads the data into the page cache.
 
     Errors: AnalysisError if a run crashes, or has too few batches; OSError, KeyboardInterrupt. No
     process of the script is left.
     """
+    started = itertools.count()
 
-    def __init__(
-        self, command: Sequence[str], base: Path | None, runs: int, seconds: float, say: Say
-    ) -> None:
-        self._command, self._base, self._runs = command, base, runs
-        self._seconds, self._say = seconds, say
-        self._started = 0
-
-    def run_rounds(self, conditions: Sequence[Condition]) -> list[RunRound]:
-        """Run a round, and a second one if a condition is met.
-
-        Each version runs once before, unmeasured: that run compiles, and reads the data into the
-        page cache.
-        """
-        with make_folder() as folder:
-            self._run_pair(folder, 0, "first run, not counted")
-            rounds = [self._run_round(folder, "")]
-            met = [condition for condition in conditions if looks_worse(condition, rounds[0])]
-            if met:
-                self._say(f"looks worse: {', '.join(c.text for c in met)}; running it again")
-                rounds.append(self._run_round(folder, "again, "))
-        return rounds
-
-    def _run_round(self, folder: Path, again: str) -> RunRound:
-        pairs = [
-            self._run_pair(folder, number, f"{again}run {number + 1} of {self._runs}")
-            for number in range(self._runs)
-        ]
-        return RunRound([own for own, _ in pairs], [base for _, base in pairs if base is not None])
-
-    def _run_pair(
-        self, folder: Path, number: int, called: str
-    ) -> tuple[RunFigures, RunFigures | None]:
-        """Run both versions.
-
-        The second one of a pair is the first of the next, so that a drift of the machine's speed is
-        the same for both.
-        """
-        if self._base is None:
-            return self._run(folder, None, called), None
-        if number % 2:
-            other = self._run(folder, self._base, f"{called}, base")
-            return self._run(folder, None, f"{called}, this version"), other
-        own = self._run(folder, None, f"{called}, this version")
-        return own, self._run(folder, self._base, f"{called}, base")
-
-    def _run(self, folder: Path, cwd: Path | None, called: str) -> RunFigures:
-        self._say(f"{called}: starting")
-        self._started += 1
-        figures = run_once(self._command, folder / str(self._started), self._seconds, cwd)
-        self._say(
+    def run(folder: Path, cwd: Path | None, called: str) -> RunFigures:
+        say(f"{called}: starting")
+        figures = run_once(command, folder / str(next(started)), seconds, cwd)
+        say(
             f"{called}: stall {figures.stall:.1%}, {figures.rate:,.0f} examples/s, "
             f"99 % of the waits below {show_figure('wait_p99', figures.wait_p99)}"
         )
         return figures
+
+    def run_pair(folder: Path, number: int, called: str) -> list[RunFigures]:
+        # The second one of a pair is the first of the next, so that a drift of the machine's speed
+        # is the same for both.
+        if base is None:
+            return [run(folder, None, called)]
+        order = [(None, f"{called}, this version"), (base, f"{called}, base")]
+        pair = [run(folder, *each) for each in (order[::-1] if number % 2 else order)]
+        return pair[::-1] if number % 2 else pair
+
+    def run_round(folder: Path, again: str) -> RunRound:
+        pairs = [
+            run_pair(folder, number, f"{again}run {number + 1} of {runs}") for number in range(runs)
+        ]
+        return RunRound(
+            [own for own, *_ in pairs], [other for _, *found in pairs for other in found]
+        )
+
+    with make_folder() as folder:
+        run_pair(folder, 0, "first run, not counted")
+        rounds = [run_round(folder, "")]
+        if met := [condition for condition in conditions if looks_worse(condition, rounds[0])]:
+            say(f"looks worse: {', '.join(c.text for c in met)}; running it again")
+            rounds.append(run_round(folder, "again, "))
+    return rounds
 
 
 def run_once(
@@ -92,7 +83,7 @@ def run_once(
 ) -> RunFigures:
     """Run a script until it ends, or for so many seconds after its first call of a loader.
 
-    ``folder`` is made for the probe. Raises as ``Runner`` does.
+    ``folder`` is made for the probe. Raises as ``run_rounds`` does.
     """
     trace = Trace(list(command))
     deadline = time.monotonic() + _STARTUP_S + seconds

@@ -41,7 +41,7 @@ def plan_keeping(report: Report) -> tuple[int, float] | None:
     prepared, loader = report.prepared, report.loader
     if prepared is None or prepared.varies or loader.changes or loader.moves:
         return None
-    if not report.examples or not report.kept:
+    if not report.examples or report.kept is None:
         return None
     # 5 % more: only some examples were measured, and others differ.
     whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
@@ -51,13 +51,15 @@ def plan_keeping(report: Report) -> tuple[int, float] | None:
 
 def find_kept(report: Report) -> Measured:
     """Return the job with all examples in a cache, as its loader and training were measured so."""
+    point = report.kept
+    assert point is not None
     found = replace(
         to_measured(report),
-        prep=tuple((point.workers, point.rate.value) for point in report.kept),
-        prep_cpu=tuple((point.workers, point.cpu_s) for point in report.kept),
+        prep=((point.workers, point.rate.value),),
+        prep_cpu=((point.workers, point.cpu_s),),
         miss_s=0.0,
     )
-    return replace(found, efficiency=find_efficiency(found, report.kept))
+    return replace(found, efficiency=find_efficiency(found, [point]))
 
 
 def with_workers(case: Measured, count: int) -> Measured:
@@ -143,7 +145,6 @@ def _with_less_fetching(case: Measured, held: float) -> Measured:
 def predict_gain(
     report: Report,
     after: Change = NOTHING,
-    before: Change = NOTHING,
     job: Callable[[Measured], Measured] = lambda case: case,
 ) -> Rate:
     """Return the predicted speed after a change, or of another job, divided by the speed before.
@@ -151,7 +152,7 @@ def predict_gain(
     The interval spans the corners of the intervals of G, P, S and C.
     """
     cases = [to_measured(report), *_list_corners(report)]
-    value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)
+    value, *others = (predict(job(case), after).rate / predict(case).rate for case in cases)
     return Rate(value, min(value, *others), max(value, *others))
 
 
@@ -192,26 +193,10 @@ def choose_workers(own: int, counts: Iterable[int], rate: Callable[[int], float]
     return best
 
 
-def choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, float] | None:
-    """Return the workers of a loader whose examples are kept, and the gain of both.
-
-    They are the fewest that training gains by, from the job's own, for which None stands, to
-    ``most``. Where all examples are kept, training must have been tried with as many: a worker's
-    time is no longer that of preparing, but that of handing over. So there are none, if training is
-    faster without. None if the analysis cannot tell: its loader's examples are random, or
-    uncounted.
-    """
-    kept, own = plan_keeping(report), report.loader.workers
+def predict_kept_gain(report: Report) -> float | None:
+    """Return the gain of a cache for prepared examples; None if it is unknown, or there is none."""
+    kept = plan_keeping(report)
     if kept is None:
         return None
     whole, (_, held) = find_kept(report), kept
-    tried = {point.workers for point in report.kept if point.trained is not None}
-
-    def gain(count: int) -> float:
-        return predict_gain(
-            report, job=lambda case: with_kept(with_workers(case, count), held, whole)
-        ).value
-
-    counts = [*range(own + 1, (most or own) + 1), *([0] if own and held >= 1.0 else [])]
-    best = choose_workers(own, (count for count in counts if held < 1.0 or count in tried), gain)
-    return None if best == own else best, gain(best)
+    return predict_gain(report, job=lambda case: with_kept(case, held, whole)).value

@@ -23,18 +23,6 @@ def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
     return inverse(cached_fraction / cache + (1.0 - cached_fraction) / storage)
 
 
-def partitioned_rate(cache: float, network: float, hosts: int) -> float:
-    """Return the rate of a cache that is spread over hosts, a part on each.
-
-    ``1 / (1/C + (1 - 1/H) / N)``: each host holds an H-th of the cached data; the rest comes from
-    another host's memory, at the rate N of the network (partitioned caching: VLDB 2021, section
-    6.2, undealt).
-    """
-    if hosts == 1:
-        return cache
-    return inverse(inverse(cache) + (1.0 - 1.0 / hosts) * inverse(network))
-
-
 def loader_rate(fetch: float, prep: float, waiting_s: float = 0.0) -> float:
     """Return the rate of fetch and prep together: ``1 / max(1/F, 1/P + w)``.
 

@@ -1,4 +1,4 @@
-"""Student's t intervals of a mean, and how many values a decision takes.
+"""Student's t intervals of a mean.
 
 A t interval, not a bootstrap: resampling five values finds hardly any spread that the five do not
 show, so that its 95 % interval of a mean holds in some 80 % of the cases; t knows that there are
@@ -16,8 +16,6 @@ from stoker.analysis.model.report import Rate
 
 # The usual one. "Worse" has to be found twice (gate/judging.py).
 _CONFIDENCE = 0.95
-# Runs of a script that nobody waits for: beyond, no number of them is advised.
-_MOST_VALUES = 200
 
 
 def estimate_interval(values: Sequence[float]) -> Rate:
@@ -25,18 +23,6 @@ def estimate_interval(values: Sequence[float]) -> Rate:
     mean = statistics.fmean(values)
     half = find_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Rate(mean, mean - half, mean + half)
-
-
-def count_values(values: Sequence[float], threshold: float) -> int | None:
-    """Return how many values would decide on which side of a threshold the mean is.
-
-    If it and the spread are as they seem. None for more than 200.
-    """
-    distance, spread = statistics.fmean(values) - threshold, statistics.stdev(values)
-    for count in range(len(values) + 1, _MOST_VALUES + 1):
-        if find_t(count - 1) * spread / math.sqrt(count) < abs(distance):
-            return count
-    return None
 
 
 @cache

@@ -23,7 +23,6 @@ from stoker.analysis.model.formulas import (
     inverse,
     loader_rate,
     page_cache_misses,
-    partitioned_rate,
     prep_rate,
     smallest_cache,
 )
@@ -32,9 +31,6 @@ PLACES = ("batch", "after-augmentation", "before-augmentation")
 FED = 0.05
 """Stalls below this fraction of the time are not worth acting on: the split is off by up to 0.037
 (bench/results/analyze_split.json)."""
-NETWORK_MBPS = 1250.0
-"""Network of a host in MB/s unless the user gives one: 10 Gbit/s, as hosts of clusters have at
-least."""
 MOST_CORES = 1024
 """The most cores for which a prediction is made: no host has more."""
 
@@ -106,10 +102,6 @@ class Change:
     """Echoing factor: mean uses of a fresh example."""
     echo_at: str = "batch"
     """The place of the echo: one of PLACES."""
-    hosts: int = 1
-    """Hosts like this one that train together, each of which caches a part of the data."""
-    network_mbps: float = NETWORK_MBPS
-    """Network bandwidth of each host, to the memories of the others, in MB/s."""
 
 
 NOTHING = Change()
@@ -152,15 +144,10 @@ def check_change(measured: Measured, change: Change) -> None:
         ("cache", change.cache_bytes, 0),
         ("jobs", change.jobs, 1),
         ("echo", change.echo, 1),
-        ("hosts", change.hosts, 1),
     ):
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name}={value}: at least {least}")
-    above_0 = {
-        "storage-mbps": change.storage_mbps,
-        "accelerator": change.accelerator,
-        "network-mbps": change.network_mbps,
-    }
+    above_0 = {"storage-mbps": change.storage_mbps, "accelerator": change.accelerator}
     for name, number in above_0.items():
         if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: above 0")
@@ -174,26 +161,23 @@ def check_change(measured: Measured, change: Change) -> None:
             + ", ".join(place for place, _ in measured.after_s)
         )
     fetching = change.cache_bytes is not None or change.storage_mbps is not None
-    fetching = fetching or change.hosts > 1
     if fetching and (measured.storage is None or measured.cache is None):
         raise ValueError(
-            "cache, storage-mbps, hosts: the analysis could not separate fetching from "
+            "cache, storage-mbps: the analysis could not separate fetching from "
             "preparation, so it cannot predict the effect of storage; the report says why"
         )
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
-    if change.hosts > 1 and not measured.example_bytes:
-        raise ValueError("hosts: the report does not know how many bytes an example takes")
     if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
-    """Return x, of the change's cache or as the analysis found it; of several hosts, together."""
+    """Return x, of the change's cache or as the analysis found it."""
     size = dataset_bytes(measured)
     if change.cache_bytes is None or size is None:
-        return min(1.0, change.hosts * measured.cached_fraction)
-    return min(1.0, change.hosts * change.cache_bytes / size)
+        return measured.cached_fraction
+    return min(1.0, change.cache_bytes / size)
 
 
 def storage_rate(measured: Measured, change: Change) -> float | None:
@@ -212,16 +196,11 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
 def cache_rate(measured: Measured, change: Change) -> float | None:
     """Return C; for more workers than the job has, no less than S with a reader a core.
 
-    C was measured with the job's own workers, and memory is no slower than storage. With several
-    hosts, it is the rate at which their memories supply one of them.
+    C was measured with the job's own workers, and memory is no slower than storage.
     """
-    if measured.cache is None:
-        return None
-    own = measured.cache
-    if (change.cores or 0) > max(1, measured.workers):
-        own = max(own, measured.storage_most or 0.0)
-    network = change.network_mbps * 1e6 * inverse(measured.example_bytes or 0.0)
-    return partitioned_rate(own, network, change.hosts)
+    if measured.cache is None or (change.cores or 0) <= max(1, measured.workers):
+        return measured.cache
+    return max(measured.cache, measured.storage_most or 0.0)
 
 
 def miss_seconds(measured: Measured, change: Change) -> float:
@@ -258,9 +237,6 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
-
-    With several hosts this is the speed of one of them. Each is assumed to be like the measured
-    one, its storage too. Serving the others is assumed to cost only network bandwidth.
 
     Raises ValueError if the analysis cannot answer.
     """
@@ -337,14 +313,10 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
 
 def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
-    """Return the prediction with a page cache of that size, by ``page_cache_misses``.
-
-    Page caches of several hosts are each host's own.
-    """
+    """Return the prediction with a page cache of that size, by ``page_cache_misses``."""
     check_change(measured, change)
-    alone = replace(change, hosts=1)
-    x = 1.0 - page_cache_misses(cached_fraction(measured, alone))
-    return predict(replace(measured, cached_fraction=x), replace(alone, cache_bytes=None))
+    x = 1.0 - page_cache_misses(cached_fraction(measured, change))
+    return predict(replace(measured, cached_fraction=x), replace(change, cache_bytes=None))
 
 
 def dataset_bytes(measured: Measured) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.intervals import estimate_interval
 from stoker.analysis.model.report import AsItIs, Rate, TransformCost
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Turn
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 
@@ -213,7 +213,7 @@ def estimate_turns(rank: RankTrace, batch: float) -> list[tuple[float, float, fl
 
 
 def estimate_kept(
-    turns: Sequence[KeptTurn], workers: int, batch: float, as_it_is: Rate | None
+    turns: Sequence[Turn], workers: int, batch: float, as_it_is: Rate | None
 ) -> Rate | None:
     """Return the rate of training on a cache: how many times as fast as the job beside it.
 
@@ -221,11 +221,11 @@ def estimate_kept(
     all. Without the job beside it, it is the rate itself.
     """
     if as_it_is is None or not turns or not all(turn.own for turn in turns):
-        steps = [step.lasted_s for turn in turns for step in turn.kept.get(workers, [])]
+        steps = [step.lasted_s for turn in turns for step in turn.other]
         return _estimate_step_rate(steps, batch, max(1, workers))
     gains = [
         statistics.mean(step.lasted_s for step in turn.own)
-        / statistics.mean(step.lasted_s for step in turn.kept[workers])
+        / statistics.mean(step.lasted_s for step in turn.other)
         for turn in turns
     ]
     found = (statistics.median(gains), min(gains), max(gains))
@@ -261,17 +261,16 @@ def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = Fals
 
 
 def estimate_trained(
-    rounds: Sequence[Sequence[Step]], workers: int, batch: float, ahead: int = 2
+    rounds: Sequence[Sequence[Step]], workers: int, batch: float
 ) -> tuple[Rate | None, float]:
     """Return the rate of training on data in memory, without the batches prefetched first.
 
-    Also return the seconds an example that it spent outside of ``next()``. Each of the ``workers``
-    prepares ``ahead`` batches ahead.
+    Also return the seconds an example that it spent outside of ``next()``.
     """
     steps: list[Step] = []
     period = max(1, workers)
     for found in rounds:
-        later = found[min(2 * ahead * period if workers else 2, len(found) // 3) :]
+        later = found[min(4 * period if workers else 2, len(found) // 3) :]
         steps += later[: len(later) // period * period]
     rate = _estimate_step_rate([step.lasted_s for step in steps], batch, period)
     outside_s = sum(step.lasted_s - step.waited_s for step in steps)
@@ -298,24 +297,6 @@ def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     )
 
 
-def estimate_queued_s(drains: Sequence[Drain]) -> float | None:
-    """Return the seconds for an example in which a worker was ready to run and had no processor.
-
-    None if the kernel did not tell.
-    """
-    queued_ns = examples = 0
-    for drain in drains:
-        latest: dict[int, WorkRecord] = {}
-        for work in drain.work:
-            if work.queued_ns < 0:
-                return None
-            if work.pid in latest:
-                queued_ns += work.queued_ns - latest[work.pid].queued_ns
-                examples += work.examples
-            latest[work.pid] = work
-    return queued_ns / 1e9 / examples if examples else None
-
-
 def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
     """Return a worker's additional seconds for an example in ``these`` drains, beyond ``those``.
 
@@ -338,12 +319,6 @@ def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float
     if rates[0] is None or rates[1] is None:
         return 0.0
     return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
-
-
-def estimate_collate_s(drains: Sequence[Drain]) -> float:
-    """Return the worker seconds of collating an example."""
-    work = [w for drain in drains for w in drain.work]
-    return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
 
 
 def estimate_costs(

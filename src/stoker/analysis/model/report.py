@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -74,7 +75,6 @@ class LoaderOptions(msgspec.Struct, frozen=True):
     """Options of the script's ``DataLoader`` that an action changes; the others stay."""
 
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
-    prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
     persistent_workers: bool = False
 
     def __str__(self) -> str:
@@ -120,9 +120,6 @@ class PrepPoint(msgspec.Struct, frozen=True):
     """Examples/s of training with the data in memory and this number of workers."""
     cpu_s: float = 0.0
     """Processor seconds of preparing and receiving an example."""
-    queued_s: float | None = None
-    """Seconds for an example in which a worker was ready to run and had no processor, as all were
-    taken; None if the kernel does not tell."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch, of an epoch whose workers start."""
 
@@ -130,14 +127,10 @@ class PrepPoint(msgspec.Struct, frozen=True):
 class Prepared(msgspec.Struct, frozen=True):
     """Examples as the script's dataset returns them."""
 
-    dataset: str
-    """The dataset, as the script's code."""
     example_bytes: int
     """The bytes of an example's arrays."""
     varies: bool
     """True if reading an example draws at random, or gives another value each time."""
-    in_loop: bool = False
-    """True if the script builds the loader in a loop, anew for each turn."""
 
 
 class Loader(msgspec.Struct, frozen=True):
@@ -187,10 +180,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class HostLoad(msgspec.Struct, frozen=True):
-    """Who used the processors that the job may use, while it was measured.
-
-    All but ``load_average`` are means over that time, in processors.
-    """
+    """Who used the processors that the job may use, while it was measured: means over that time."""
 
     seconds: float
     cores: int
@@ -201,11 +191,6 @@ class HostLoad(msgspec.Struct, frozen=True):
     steal_cores: float
     """Taken by other guests of a virtual machine's host."""
     idle_cores: float
-    pressure_fraction: float | None
-    """Share of the time in which some process of the host waited for a processor; None where the
-    kernel does not tell."""
-    load_average: float
-    """Of the last minute; of several phases, the largest."""
 
     @property
     def is_busy(self) -> bool:
@@ -258,8 +243,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     trains_on_cpu: bool
     host: HostLoad | None = None
     """Who used the processors until the end of P; None where the kernel does not tell."""
-    jobs: int = 1
-    """Training jobs that the script runs side by side, one of which is reported on."""
     loader: Loader
     loaders: list[Loader]
     examples: int | None = None
@@ -312,14 +295,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """Worker seconds per example after each place of an echo, where they are known."""
-    prefetched: Rate | None = None
-    """What training reaches with the data in memory, the job's own workers, and eight batches ahead
-    for each; None where it was not tried, or the job has as many."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
-    kept: list[PrepPoint] = []
-    """The loader, and training, with some examples in a cache in memory, by number of workers;
-    empty where that was not tried, as of examples that are random."""
+    kept: PrepPoint | None = None
+    """The loader, and training, with some examples in a cache in memory; None where that was not
+    tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     stages: dict[str, Rate] = {}
@@ -331,37 +311,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     process_trial: ProcessTrial | None = None
     """For a pipeline: what its first worker process showed of the user's code; None without."""
     ranks: list[Rank] = []
-    phases: list[dict[str, Any]] = []
-    """The raw figures of each phase."""
 
     def __repr__(self) -> str:
         """Return what ``print`` shows, for notebooks."""
         return str(self)
 
     def __str__(self) -> str:
-        """Return the verdict, the split, the rates and what would help, as a few lines."""
-        split = self.split
-        lines = [
-            self.verdict,
-            f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
-            f"fetch stall {split.fetch_stall:.0%}",
-        ]
-        for name, rate in msgspec.structs.asdict(self.rates).items():
-            if rate is None:
-                lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
-            else:
-                lines.append(f"  {name}  {rate} examples/s")
-        lines += [
-            f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
-            "the preparation"
-            for cost in self.transforms
-        ]
-        for number, action in enumerate(self.actions, 1):
-            when = f"{action.condition}: " if action.condition else ""
-            what = f"{when}{action.title}: {action.code}"
-            lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        """Return what ``stoker analyze`` shows."""
+        from rich.console import Console
+
+        from stoker.analysis.reports.terminal import show_report
+
+        text = io.StringIO()
+        show_report(self, Console(file=text, width=100, highlight=False))
+        return text.getvalue().strip()
 
 
 def find_point(curve: Sequence[PrepPoint], workers: int) -> PrepPoint | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,28 +37,10 @@ class Step(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A while of training on the job's own data, and one on prepared batches right after it."""
+    """A while of training on the job's own data, and one on other batches right after it."""
 
     own: list[Step]
-    replayed: list[Step]
-
-
-class KeptTurn(NamedTuple):
-    """A while of training on the job's own data, and some on examples in a cache after it."""
-
-    own: list[Step]
-    """Empty where its data would have to be fetched again."""
-    kept: dict[int, list[Step]]
-    """By number of workers."""
-
-
-class Fetched(NamedTuple):
-    """Files that the analyzer read by itself, block by block."""
-
-    cached: bool
-    began_ns: int
-    readers: int
-    reads: Reads
+    other: list[Step]
 
 
 @dataclass
@@ -74,21 +54,18 @@ class RankTrace:
     """The training loader's."""
     rows: list[Row] = field(default_factory=list)
     """As it is."""
-    course: list[Row] = field(default_factory=list)
-    """Of all phases and starts, of each loader."""
     replayed: list[Row] = field(default_factory=list)
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers."""
-    prefetched: list[list[Step]] = field(default_factory=list)
-    """The same by the job's own workers, with more batches ahead."""
     turns: list[Turn] = field(default_factory=list)
     """The job as it is and G once more, by turns."""
-    kept_turns: list[KeptTurn] = field(default_factory=list)
-    """The job as it is and training on a cache, by turns."""
+    kept_turns: list[Turn] = field(default_factory=list)
+    """The job as it is and training on a cache, by turns. Without the job where its data would have
+    to be fetched again."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
-    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of
+    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept" of
     examples in a cache."""
     sampled: list[dict[str, int]] = field(default_factory=list)
     """Looks at the code that makes a batch, with the data in memory, by the name of the work."""
@@ -134,10 +111,6 @@ class Trace:
     warm_reads: list[Reads] = field(default_factory=list)
     most_reads: list[Reads] = field(default_factory=list)
     """Cold, with a reader a core, where the job has fewer workers."""
-    fetched: list[Fetched] = field(default_factory=list)
-    """The same reads in the order of time."""
-    said: list[tuple[int, str]] = field(default_factory=list)
-    """When which step of the analysis began, in ns, and in words."""
     partly_fraction: float | None = None
     """Share of the drained data that was in memory before the last "partly" drain."""
     readers: int = 1
@@ -158,19 +131,17 @@ class Trace:
     process_trial: ProcessTrial | None = None
     """Of a pipeline: what its first worker process showed of the user's code."""
     keeping: Keeping | None = None
-    after_s: dict[str, float] | None = None
+    after_s: dict[str, float] = field(default_factory=dict)
     """Of a pipeline: worker seconds an example behind each place of an echo."""
     crash: Crash | None = None
-    jobs: int = 1
-    """Training jobs that the script runs, each on its own; one of them was analyzed."""
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a phase did not happen: "as-it-is", "G", "P", "S"."""
 
     @property
     def share_of_cores(self) -> int:
-        """The processors of one rank, where all ranks of all jobs of the script do alike."""
-        return max(1, self.cores // (max(1, len(self.ranks)) * self.jobs))
+        """The processors of one rank, where all ranks do alike."""
+        return max(1, self.cores // max(1, len(self.ranks)))
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -180,31 +151,3 @@ class Trace:
 
 class AnalysisError(Exception):
     """Nothing could be measured; the message says why and what to do."""
-
-
-def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
-    """Return the raw figures of each phase, as data."""
-    phases: list[dict[str, Any]] = []
-
-    def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
-        # Enough to show the course of a phase, and few enough for a small report.
-        return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
-
-    for rank in trace.ranks:
-        for name, rows in (("as it is", rank.rows), ("G", rank.replayed)):
-            own = [row for row in rows if row.slot == rank.slot]
-            began_ns = own[0].entered_ns if own else 0
-            entered_s = since(began_ns, (row.entered_ns for row in own))
-            left_s = since(began_ns, (row.left_ns for row in own))
-            times = {"entered_s": entered_s, "left_s": left_s}
-            phases.append({"phase": name, "rank": rank.rank} | times)
-        for name, drains in rank.drains.items():
-            for drain in drains:
-                times = {"arrivals_s": since(drain.began_ns, drain.arrivals_ns)}
-                phases.append({"phase": name, "rank": rank.rank, "workers": drain.workers} | times)
-    for name, reads in (("S", trace.cold_reads), ("C", trace.warm_reads)):
-        for read in reads:
-            files, seconds = map(list, zip(*read, strict=True))
-            times = {"files": files, "seconds": seconds}
-            phases.append({"phase": name, "readers": trace.readers} | times)
-    return phases

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from stoker.analysis.model.formulas import page_cache_misses
@@ -29,7 +28,7 @@ from stoker.analysis.model.model import (
 
 FIELDS = {
     "cache": "cache_bytes", "cores": "cores", "storage-mbps": "storage_mbps",
-    "accelerator": "accelerator", "jobs": "jobs", "echo": "echo", "hosts": "hosts",
+    "accelerator": "accelerator", "jobs": "jobs", "echo": "echo",
 }  # fmt: skip
 """The field of ``Change`` for each quantity, by the name of its option."""
 
@@ -54,9 +53,9 @@ class Caches:
 
     size_bytes: int
     holds: float
-    """Share of the dataset that fits on one host."""
+    """Share of the dataset that fits."""
     misses: float
-    """Share of all hosts' reads that go to storage with the cache that never evicts."""
+    """Share of the reads that go to storage with the cache that never evicts."""
     page_cache_misses: float
     rate: float
     """Examples/s with the cache that never evicts."""
@@ -68,7 +67,7 @@ class Point:
     """One value of the quantity, and the speed there."""
 
     at: float
-    """In the quantity's unit; for the cache, the fraction of the dataset that a host's holds."""
+    """In the quantity's unit; for the cache, the fraction of the dataset that it holds."""
     rate: float
     """Examples/s (uses/s under an echo) of a job."""
     bound: str
@@ -105,9 +104,6 @@ def answer(job: Measured, change: Change) -> Answer:
     if change.jobs > 1:
         ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
         ways[f"{change.jobs} jobs that share"] = replace(change, sharing=True)
-    elif change.hosts > 1:
-        ways[f"{change.hosts} hosts, a cache each"] = replace(change, hosts=1)
-        ways[f"{change.hosts} hosts, one cache"] = change
     elif change != NOTHING:
         ways["then"] = change
     outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
@@ -139,11 +135,11 @@ def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
 
 
 def _compare_caches(job: Measured, change: Change) -> Caches:
-    holds = cached_fraction(job, replace(change, hosts=1))
+    holds = cached_fraction(job, change)
     return Caches(
         size_bytes=change.cache_bytes or 0,
         holds=holds,
-        misses=1.0 - cached_fraction(job, change),
+        misses=1.0 - holds,
         page_cache_misses=page_cache_misses(holds),
         rate=predict(job, change).rate,
         page_cache_rate=predict_with_page_cache(job, change).rate,
@@ -175,7 +171,7 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     predict_beside: Callable[[Change], float] | None = None
     if quantity == "cache":
         found = job.cached_fraction
-        asked = None if asked is None else cached_fraction(job, replace(change, hosts=1))
+        asked = None if asked is None else cached_fraction(job, change)
         grid = [tenth / 10 for tenth in range(11)]
         size, to_field = dataset_bytes(job) or 0.0, lambda x: round(x * size)
         beside, predict_beside = "page cache", lambda at: predict_with_page_cache(job, at).rate
@@ -193,9 +189,6 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
         grid, to_field = _double(1, change.jobs), int
         change = replace(change, sharing=False)
         beside, predict_beside = "sharing", lambda at: predict(job, replace(at, sharing=True)).rate
-    elif quantity == "hosts":
-        grid, to_field = _double(1, max(8, change.hosts)), int
-        beside, predict_beside = "a cache each", lambda at: predict(job, replace(at, hosts=1)).rate
     else:
         grid = _double(1.0, max(8.0, change.echo))
         beside, predict_beside = "of these fresh", lambda at: predict(job, at).fresh_rate
@@ -222,11 +215,3 @@ def _double(start: float, end: float) -> list[float]:
     while values[-1] < end:
         values.append(values[-1] * 2)
     return values
-
-
-def write_answer(found: Answer, path: Path) -> None:
-    """Write an answer as JSON; an infinite or unknown value is null. Raises OSError."""
-    import msgspec
-
-    content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": found}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

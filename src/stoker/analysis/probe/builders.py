@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -51,6 +51,15 @@ def note_builders(loader: Any) -> None:
     own = loader.__dict__
     if "_stoker_built" not in own:
         own["_stoker_built"], own["_stoker_place"] = _find_builders(loader)
+
+
+def name_loader(built: tuple[str, ...], taken: Mapping[str, tuple[str, ...]]) -> str:
+    """Name a loader by the line that built it; if that is taken, by a caller's.
+
+    ``taken``: where the loaders were built that have names.
+    """
+    number = sum(others[0] == built[0] for others in taken.values()) + 1
+    return next((site for site in built if site not in taken), f"{built[0]}#{number}")
 
 
 def _find_builders(loader: Any) -> Builders:

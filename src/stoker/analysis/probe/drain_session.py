@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import pickled_examples, stacks, workers
-from .dataset import example
+from . import example, stacks, workers
 from .records import read_json, write_json
 from .replay import list_tensors
 
@@ -99,9 +98,7 @@ class DrainSession:
                         self._left = command["steps"] + 1
                         self._bank = None
                     else:
-                        self._batches = self._drains.iterate(
-                            command["workers"], command["prefetch"]
-                        )
+                        self._batches = self._drains.iterate(command["workers"])
                         self._left = command["steps"] + 1
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
@@ -196,7 +193,7 @@ class LoaderDrains:
                 None,
                 sampler=[index for group in groups for index in group],
                 num_workers=loader.num_workers,
-                collate_fn=pickled_examples.write_example,
+                collate_fn=example.write_example,
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn,
                 generator=self._torch.Generator(),
@@ -208,13 +205,13 @@ class LoaderDrains:
         try:
             for group in groups:
                 for index in group:
-                    records[pickled_examples.name_index(index)] = next(examples)
+                    records[example.name_index(index)] = next(examples)
                 filled += 1
                 if _clock() > until:
                     break
         finally:
             _stop(examples)
-        self._kept = pickled_examples.PickledExamples(loader.dataset, records)
+        self._kept = example.PickledExamples(loader.dataset, records)
         self._kept_indices = self._indices[:filled]
         return {"batches": filled}
 
@@ -323,12 +320,9 @@ class LoaderDrains:
         order = type(getattr(sampler, "sampler", sampler)).__name__
         return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
 
-    def iterate(self, workers: int, prefetch: int | None = None) -> Iterator[Any]:
-        """Yield batches of the examples of the first drain, without end.
-
-        ``prefetch``: batches that each worker prepares ahead; None: as many as in the script.
-        """
-        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "", prefetch)
+    def iterate(self, workers: int) -> Iterator[Any]:
+        """Yield batches of the examples of the first drain, without end."""
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "")
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
@@ -384,7 +378,6 @@ class LoaderDrains:
         count: int,
         tag: str,
         hears: str,
-        prefetch: int | None = None,
         samples: bool = False,
         kept: bool = False,
     ) -> Any:
@@ -402,7 +395,7 @@ class LoaderDrains:
         if count > 0:
             made |= {
                 "num_workers": count,
-                "prefetch_factor": prefetch or loader.prefetch_factor or 2,
+                "prefetch_factor": loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
                 "worker_init_fn": functools.partial(

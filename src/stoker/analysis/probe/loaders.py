@@ -8,28 +8,21 @@ it; if that is taken, also by its caller's line.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
+import traceback
 import weakref
+from multiprocessing import util
 from typing import Any, NoReturn
 
-from . import backward_watch, drain_session, exit_log, replay
-from .dataset.state import find_changes, read_state
-from .records import (
-    END_PLACE,
-    SLOTS,
-    TOLD,
-    TOLD_A_THREAD,
-    TOLD_AGAIN,
-    Recorder,
-    find_places,
-    read_json,
-    write_json,
-)
+from . import backward_watch, drain_session, replay
+from .builders import name_loader
+from .records import SLOTS, Recorder, find_places, read_json, write_json
+from .state import find_changes, read_state
 
 _clock = time.perf_counter_ns
 # Of prctl(2), which Python does not name.
@@ -44,6 +37,8 @@ _MOST_BARREN = 4
 _TOLD = (
     "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers", "changes",
 )  # fmt: skip
+# Of a traceback's end, where the error stands: a report shows no more.
+_MOST_LINES = 20
 # Of looking at a dataset between two epochs: training waits. Chosen, not measured.
 _LONGEST_LOOK_S = 0.2
 
@@ -164,7 +159,7 @@ class ProbedProcess:
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        exit_log.watch_end(self.recorder)
+        _watch_end(self.recorder)
 
     @property
     def torch(self) -> Any:
@@ -186,7 +181,7 @@ class ProbedProcess:
                 return seen
         if len(self.seen) == SLOTS:
             return None
-        site = self._make_name(built)
+        site = name_loader(built, {seen.site: seen.built for seen in self.seen})
         seen = LoaderState(self, len(self.seen), site, built, loader)
         loader.__dict__["_stoker_slot"] = (self.pid, seen.slot)
         self.seen.append(seen)
@@ -197,14 +192,6 @@ class ProbedProcess:
             self.recorder.header[seen.take_at] = plan["take_at"]
         self.register()
         return seen
-
-    def _make_name(self, built: tuple[str, ...]) -> str:
-        """Name a loader by where it is built; loaders that one function makes, by its callers."""
-        names = {seen.site for seen in self.seen}
-        for site in built:
-            if site not in names:
-                return site
-        return f"{built[0]}#{sum(seen.built[0] == built[0] for seen in self.seen) + 1}"
 
     def register(self) -> None:
         """Tell the analyzer this process's rank and its loaders."""
@@ -218,7 +205,6 @@ class ProbedProcess:
             "parent": os.getppid(),
             "generation": _read_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             "daemon": multiprocessing.current_process().daemon,
-            "arguments": getattr(sys, "argv", []),
             "loaders": [{name: getattr(seen, name) for name in _TOLD} for seen in self.seen],
         }
         distributed = sys.modules.get("torch.distributed")
@@ -229,13 +215,7 @@ class ProbedProcess:
 
     def end(self) -> NoReturn:
         """End the script. Raises EndOfAnalysis, and again if the script caught it."""
-        how = TOLD
-        if threading.current_thread() is not threading.main_thread():
-            how = TOLD_A_THREAD
-        elif self.told_to_end:
-            how = TOLD_AGAIN
         self.told_to_end = True
-        self.recorder.header[END_PLACE] = how
         raise EndOfAnalysis(0) from None
 
     def synchronise(self) -> None:
@@ -253,3 +233,37 @@ def _describe_loader(loader: Any) -> str:
         size = f"batches by {type(loader.batch_sampler).__name__}"
     workers = f"{loader.num_workers} worker{'s' * (loader.num_workers != 1)}"
     return f"{type(loader.dataset).__name__}, {size}, {workers}"
+
+
+def _watch_end(recorder: Recorder) -> None:
+    """Record the end of this process in ``process-PID.ended``, when the interpreter exits.
+
+    There is no file for a process that is killed, that calls ``os._exit`` with an error, or that is
+    a daemonic child which its parent ends.
+    """
+    # Not atexit, which children of multiprocessing leave out.
+    path = recorder.base + ".ended"
+    util.Finalize(None, _write_end, (path,), exitpriority=0)
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        # Forked children inherit this. A process that ended as Python does has already recorded it.
+        if status == 0 and os.getpid() == recorder.pid and not os.path.exists(path):
+            _write_end(path)
+        leave(status)
+
+    os._exit = _exit
+
+
+def _write_end(path: str) -> None:
+    # In a child of multiprocessing it is on its way; else the interpreter has shown it.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit) and not error.code:
+        error = None
+    text = None
+    if error is not None:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(lines[-_MOST_LINES:])
+    with contextlib.suppress(OSError):
+        write_json(path, {"error": text, "at_ns": time.monotonic_ns()})

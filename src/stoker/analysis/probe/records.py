@@ -19,21 +19,17 @@ from typing import Any, NamedTuple
 NEVER = 1 << 62
 # Loaders that a process may have; later ones are not recorded. Scripts have two or three.
 SLOTS = 32
-# Count of rows, END_PLACE, six to spare, then (replay_at, take_at) of each loader.
+# Count of rows, seven to spare, then (replay_at, take_at) of each loader.
 HEADER = 8 + 2 * SLOTS
 # Calls of next(): 17 minutes at 1 ms. The file is sparse, and has 58 MB if it is full.
 _ROWS = 1 << 20
 _ROW = struct.Struct("7q")
-_WORK = struct.Struct("9q")
+_WORK = struct.Struct("7q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
 # Flags on a kind: gradients are on; handed over by the probe; a backward pass began since the row
 # before, of the same loader. Bits above the five kinds.
 TRAINS, REPLAYED, LEARNED = 16, 32, 64
-
-# Place in the header: whether the script was told to end.
-END_PLACE = 1
-TOLD, TOLD_AGAIN, TOLD_A_THREAD = 1, 2, 3  # again: it had caught it; in a thread, which ended
 
 
 class Row(NamedTuple):
@@ -80,12 +76,9 @@ class WorkRecord(NamedTuple):
     ended_ns: int
     cpu_ns: int
     """Processor time of the process so far, with all its threads."""
-    collate_ns: int
     examples: int
     read_bytes: int
     """Bytes that the process read meanwhile; -1 if they were not counted."""
-    queued_ns: int = -1
-    """Time so far in which its thread was ready to run and had no processor; -1 if unknown."""
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -159,22 +159,18 @@ def watch_fetcher(fetcher: Any, worker: int) -> None:
     many = fetcher.auto_collation
     fd, pid = _open_work_file(LISTENER.tag), os.getpid()
     io = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC) if LISTENER.hears else -1
-    queue = _open_schedule()
-    collate_ns = examples = 0
+    examples = 0
     held = HeldFiles() if LISTENER.hears else None
     looks = 2  # files that are kept open are sought while the first batches are made
 
-    def timed_collate(data: Any) -> Any:
-        nonlocal collate_ns, examples
-        began = time.thread_time_ns()
-        try:
-            return collate(data)
-        finally:
-            collate_ns, examples = time.thread_time_ns() - began, len(data) if many else 1
+    def counted_collate(data: Any) -> Any:
+        nonlocal examples
+        examples = len(data) if many else 1
+        return collate(data)
 
     def timed_fetch(index: Any) -> Any:
-        nonlocal looks, collate_ns, examples
-        collate_ns = examples = 0
+        nonlocal looks, examples
+        examples = 0
         read = _count_read_bytes(io)
         began = _clock()
         try:
@@ -183,18 +179,14 @@ def watch_fetcher(fetcher: Any, worker: int) -> None:
             ended, cpu = _clock(), time.process_time_ns()
             size = _count_read_bytes(io) - read if io >= 0 else -1
             if examples:
-                queued = _count_queued_ns(queue)
-                write_work(
-                    fd,
-                    WorkRecord(pid, worker, began, ended, cpu, collate_ns, examples, size, queued),
-                )
+                write_work(fd, WorkRecord(pid, worker, began, ended, cpu, examples, size))
             if LISTENER.hears:
                 if held is not None and looks:
                     looks -= 1
                     LISTENER.note_held(held, size)
                 LISTENER.flush()
 
-    fetcher.collate_fn = timed_collate
+    fetcher.collate_fn = counted_collate
     fetcher.fetch = timed_fetch
 
 
@@ -207,20 +199,6 @@ def _open_work_file(base: str) -> int:
     if path not in _files:
         _files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return _files[path]
-
-
-def _open_schedule() -> int:
-    """Return a descriptor of what the scheduler counts for this thread; -1 if it does not."""
-    try:
-        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def _count_queued_ns(queue: int) -> int:
-    # Three numbers: ns on a processor, ns ready to run without one, and time slices.
-    words = os.pread(queue, 64, 0).split() if queue >= 0 else []
-    return int(words[1]) if len(words) > 1 else -1
 
 
 def _count_read_bytes(io: int) -> int:

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
-from stoker.analysis.model.calibration import scale_efficiency
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
     WORTH,
     choose_workers,
+    find_kept,
+    plan_keeping,
     predict_gain,
     with_faster_prep,
+    with_kept,
+    with_less_work,
     with_processes,
     with_workers,
 )
-from stoker.analysis.model.echo_prices import Kind, find_price
-from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.model import (
-    NETWORK_MBPS,
-    NOTHING,
-    Change,
-    predict,
-)
+from stoker.analysis.model.formulas import most_workers, smallest_cache
+from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
-    PrepPoint,
     Rate,
     Report,
     find_point,
@@ -36,51 +31,37 @@ from stoker.analysis.model.report import (
     to_measured,
     to_measured_apart,
 )
-from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
-from stoker.analysis.reports.caching_advice import (
-    advise_caches,
-    round_up_to_mib,
-    warn_of_changes,
-)
+from stoker.analysis.probe.state import tell_changes, tell_moves
+from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
 _MOST_ECHO = 4
-# The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
-# that do not share.
-_JOBS = 4
 # A read of neighbours together, and the default shard size of ``stoker pack``.
 _RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20
-# The most hosts for which one cache is advised: nobody rents more for their memory alone.
-_MOST_HOSTS = 16
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
-# Workers that had or wanted a processor for less than this fraction of the time mostly wait.
+# Workers that had a processor for less than this fraction of the time mostly wait.
 _WAITS = 0.5
 
 
 def advise(report: Report) -> list[Action]:
     """Return the actions that would help, the largest gain first.
 
-    Echoing comes after them, as a repeat is not a fresh example, and then actions that hold under a
-    condition, such as several jobs. Raises ValueError for a report without G or P.
+    Echoing comes after them, as a repeat is not a fresh example, and then packing, which holds
+    under a condition. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
         *_advise_processes(report),
         *_advise_threads(report),
-        *_advise_prefetching(report),
         *_advise_persistence(report),
-        *advise_caches(report),
+        *_advise_caches(report),
         *_advise_storage(report),
-        *_advise_stages(report),
-        *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_packing(report)]
-    found += [*_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
 
 
@@ -158,23 +139,6 @@ def _advise_threads(report: Report) -> Iterator[Action]:
     )
 
 
-def _advise_prefetching(report: Report) -> Iterator[Action]:
-    """Advise more batches ahead, if training on them was faster without doubt."""
-    point, more = find_point(report.prep, report.loader.workers), report.prefetched
-    own = None if point is None else point.trained
-    if more is None or own is None or more.low <= own.high:
-        return
-    faster, options = more.value / own.value, LoaderOptions(prefetch_factor=MORE_PREFETCH)
-    yield Action(
-        f"have each worker prepare {MORE_PREFETCH} batches ahead",
-        str(options),
-        predict_gain(report, job=lambda case: scale_efficiency(case, faster)),
-        f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
-        "examples/s. Batches ahead take memory",
-        options=options,
-    )
-
-
 def _advise_persistence(report: Report) -> Iterator[Action]:
     """Advise to keep the workers, if starting them takes a part of each epoch."""
     seen, own = report.as_it_is, find_prep(report)
@@ -196,7 +160,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         str(options),
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
-        f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
+        f"{report.startup_s:.2g} s, which the speeds above leave out{_warn_of_changes(report)}",
         options=options,
     )
 
@@ -205,40 +169,127 @@ def _list_worker_counts(report: Report) -> list[int]:
     """Return the numbers of workers to consider.
 
     More than processors only if that was measured, or if preparing mostly waited for something else
-    than a processor and was faster with more workers. What was measured on a busy host counts only
-    if preparing waited.
+    than a processor and was faster with more workers; on a busy host, neither is told.
     """
     job = to_measured_apart(report)
     upto = list(range(1, job.cores + 1))
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
     if most > job.cores or high / most < _SCALES * low / fewest:
-        more = [count for count, _ in points if count > job.cores]
         is_busy = report.host is not None and report.host.is_busy
-        return upto + [count for count in more if not is_busy or _waits(report, count)]
+        return upto + [count for count, _ in points if count > job.cores and not is_busy]
     counted = find_point(report.prep, most) or find_point(report.prep, job.workers)
     assert counted is not None
     if not _waits(report, counted.workers):
         return upto
-    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(counted)) + 1))
+    return list(range(1, most_workers(job.cores, most, high, counted.cpu_s) + 1))
 
 
 def _waits(report: Report, workers: int) -> bool:
     """True if so many workers mostly waited for something else than a processor.
 
-    Where the kernel does not tell, a busy host is taken for the reason of their waiting.
+    A busy host is taken for the reason of their waiting.
     """
     point = find_point(report.prep, workers)
     assert point is not None
-    if point.queued_s is None and report.host is not None and report.host.is_busy:
+    if report.host is not None and report.host.is_busy:
         return False
-    wanted_s = _find_wanted_s(point)
-    return wanted_s > 0.0 and wanted_s * point.rate.value < _WAITS * max(1, workers)
+    return 0.0 < point.cpu_s * point.rate.value < _WAITS * max(1, workers)
 
 
-def _find_wanted_s(point: PrepPoint) -> float:
-    """Return the seconds for an example in which a worker had or wanted a processor."""
-    return point.cpu_s + (point.queued_s or 0.0)
+def _advise_caches(report: Report) -> Iterator[Action]:
+    """Advise caches of prepared examples and of files; in a pipeline, the best place too."""
+    yield from _advise_keeping(report)
+    files = [*_advise_files(report)]
+    yield from files
+    best = max((action.gain.value for action in files), default=1.0)
+    yield from (each for each in _advise_place(report) if each.gain.value >= WORTH * best)
+
+
+def _advise_keeping(report: Report) -> Iterator[Action]:
+    """Advise a cache around the dataset, if its examples are the same in each epoch."""
+    kept = plan_keeping(report)
+    if kept is None:
+        return
+    size, held = kept
+    whole = find_kept(report)
+    yield Action(
+        f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
+        f'DataLoader(stoker.cached(dataset, "{_round_up_to_mib(size)}"), ...)',
+        predict_gain(report, job=lambda case: with_kept(case, held, whole)),
+        "from the second epoch on. An example was the same in each reading, so nothing is random"
+        + _warn_of_changes(report),
+    )
+
+
+def _advise_files(report: Report) -> Iterator[Action]:
+    """Advise a cache of files that never evicts, as large as needed or as memory allows.
+
+    Only where prepared examples cannot be kept, or not all of them.
+    """
+    if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    kept = plan_keeping(report)
+    if kept is not None and kept[1] >= 1.0:
+        return
+    job = to_measured(report)
+    whole = report.examples * report.example_bytes
+    assert job.storage is not None
+    assert job.cache is not None
+    miss_s = job.miss_s / max(1, job.workers)
+    enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
+    # 2 % more than is predicted to be enough. Chosen, not measured.
+    wanted = min(1.0, enough * 1.02) * whole
+    room = MEMORY_FRACTION * report.memory_bytes
+    size = int(min(wanted, room))
+    what = "the files"
+    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
+    otherwise = "may be random"
+    if kept is not None:
+        otherwise = f"would take {format_bytes(kept[0] / kept[1])}"
+    why = f": the files' contents, not the prepared examples, which {otherwise}"
+    if report.stages:
+        what, code, why = format_bytes(size), f'.cache("{_round_up_to_mib(size)}")', ""
+    if size / whole <= (report.cached_fraction or 0.0):
+        return
+    fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
+    yield Action(
+        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
+        code,
+        predict_gain(report, Change(cache_bytes=size)),
+        f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
+        f"were in the page cache{fits}",
+    )
+
+
+def _advise_place(report: Report) -> Iterator[Action]:
+    """Advise the place that ``.cache("auto")`` chooses for a pipeline."""
+    keeping = report.keeping
+    if keeping is None:
+        return
+    # What is random, and behind the cache, is made anew for each use.
+    later_s = report.after_s.get("before-augmentation", 0.0)
+    yield Action(
+        f"keep {keeping.kept_fraction:.0%} of the examples as {keeping.name} makes them",
+        f"{keeping.name}.cache()",
+        predict_gain(
+            report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
+        ),
+        f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
+        'less than with a cache at any other place (.cache("auto") chooses it)',
+        "these examples are the same in every epoch; a cache refuses others",
+    )
+
+
+def _warn_of_changes(report: Report) -> str:
+    """Return what advice assumes that keeps something from epoch to epoch."""
+    if report.loader.changes is not None:
+        return ""
+    return ". Not where the script changes its dataset between epochs: no two of them were seen"
+
+
+def _round_up_to_mib(size: int) -> str:
+    return format_bytes(math.ceil(size / 2**20) * 2**20)
 
 
 def _advise_storage(report: Report) -> Iterator[Action]:
@@ -255,36 +306,6 @@ def _advise_storage(report: Report) -> Iterator[Action]:
 
 def _round_to_3_digits(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _advise_stages(report: Report) -> Iterator[Action]:
-    """Advise a faster stage. Only for pipelines."""
-    costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
-    behind_source = list(costs)[1:]
-    if not behind_source:
-        return
-    total_s = sum(costs[name] for name in behind_source)
-    slowest = max(behind_source, key=lambda name: costs[name])
-    faster = total_s / (total_s - costs[slowest] / 2)
-    yield Action(
-        f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
-        slowest,
-        predict_gain(report, job=lambda case: with_faster_prep(case, faster)),
-        f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
-        f"{1 / costs[slowest]:,.0f} examples/s in it",
-    )
-
-
-def _advise_accelerator(report: Report) -> Iterator[Action]:
-    """Advise a faster accelerator, if there is one and it is the limit."""
-    if report.bound != "compute" or report.trains_on_cpu:
-        return
-    yield Action(
-        "the data path keeps up: an accelerator twice as fast",
-        "stoker what-if REPORT.json --accelerator 2x",
-        predict_gain(report, Change(accelerator=2.0)),
-        "this assumes half the time per step, which must be measured on the new accelerator",
-    )
 
 
 def _advise_packing(report: Report) -> Iterator[Action]:
@@ -313,43 +334,6 @@ def _advise_packing(report: Report) -> Iterator[Action]:
     )
 
 
-def _advise_sharing(report: Report) -> Iterator[Action]:
-    """Advise one preparation for several jobs, if one job alone waits for its data."""
-    if report.bound == "compute":
-        return
-    shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
-    yield Action(
-        "prepare the data once for all of them",
-        "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
-        predict_gain(report, shared, apart),
-        f"one of {_JOBS} jobs that share, compared with one of {_JOBS} jobs that do not",
-        "if you run several jobs on this data",
-    )
-
-
-def _advise_hosts(report: Report) -> Iterator[Action]:
-    """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
-    if report.rates.S is None or not report.example_bytes or not report.examples:
-        return
-    room = int(MEMORY_FRACTION * report.memory_bytes)
-    whole = report.examples * report.example_bytes
-    # No host gets more than 5 % above its fair share (cluster/owners.py).
-    hosts = math.ceil(1.05 * whole / room)
-    if not 1 < hosts <= _MOST_HOSTS:
-        return
-    kept = Change(cache_bytes=room)
-    alone = kept if room > (report.cached_fraction or 0.0) * whole else NOTHING
-    yield Action(
-        f"with {hosts} hosts, a partitioned cache holds all of it",
-        f'.shard().cache("{round_up_to_mib(room)}", cluster="torchrun")',
-        predict_gain(report, replace(kept, hosts=hosts), before=alone),
-        "from the second epoch on; one of these hosts, compared with a host that caches alone what "
-        f"fits. The network between hosts is assumed to have {NETWORK_MBPS:,g} MB/s (what-if "
-        "--network-mbps)",
-        "if you train on several hosts like this one",
-    )
-
-
 def _advise_echo(report: Report) -> Iterator[Action]:
     """Advise echoing, by the factor that keeps the accelerator busy."""
     job = to_measured(report)
@@ -370,28 +354,6 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor, echo_at=place)),
-        "measured in steps; a repeated example is worth less than a fresh one"
-        + _tell_prices(place, job.ingestion / before.rate),
-    )
-
-
-def _tell_prices(place: str, ratio: float) -> str:
-    """Return a text on the gain of echoing in other tasks with a similar R."""
-    kinds: list[tuple[Kind, str]] = [("before", "")]
-    if place == "batch":
-        kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
-    prices = [(find_price(kind, ratio), words) for kind, words in kinds]
-    texts = [
-        f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
-        + (f"; not clearly sooner on {price.unclear} more" if price.unclear else "")
-        + ")"
-        for price, words in prices
-        if price is not None
-    ]
-    known = next((price.ratio for price, _ in prices if price is not None), 0.0)
-    if not texts:
-        return ""
-    return (
-        f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
-        f"R is {ratio:.1f} here"
+        "measured in steps; a repeated example is worth less than a fresh one (docs/evidence.md "
+        f"has the gains of other tasks by R, which is {job.ingestion / before.rate:.1f} here)",
     )

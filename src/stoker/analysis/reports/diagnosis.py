@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.host_load import join_loads
-from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.changes import find_ends
@@ -27,6 +26,7 @@ from stoker.analysis.model.report import (
     Action,
     Interval,
     Loader,
+    Prepared,
     PrepPoint,
     Rank,
     Rate,
@@ -42,11 +42,9 @@ from stoker.analysis.model.trace import (
     Drain,
     RankTrace,
     Trace,
-    list_raw_phases,
 )
-from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
+from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
 from stoker.basics import resources
@@ -147,17 +145,17 @@ class _RankFindings:
         self.curve = self._estimate_curve(
             warm, lambda count: rates.estimate_trained(trained.get(count, []), count, self.batch)[0]
         )
-        kept = [drains for name, drains in self.rank.drains.items() if name.startswith("kept-")]
         as_it_is = self.steady.rate if self.steady else None
-        self.kept = self._estimate_curve(
-            kept, lambda count: rates.estimate_kept(turns, count, self.batch, as_it_is)
+        kept = self._estimate_curve(
+            [self.rank.drains[name] for name in ("kept",) if name in self.rank.drains],
+            lambda count: rates.estimate_kept(turns, count, self.batch, as_it_is),
         )
+        self.kept = kept[0] if kept else None
         # Of training on data in memory, by the job's own workers.
         own = self.rank.trained.get(self.about["workers"], [])
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
         self.own = find_point(self.curve, self.about["workers"])
         self.p = None if self.own is None else self.own.rate
-        self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
         self.p_known = None if self.is_networked else self.p
         if self.p is None:
@@ -183,10 +181,9 @@ class _RankFindings:
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                queued_s = rates.estimate_queued_s(drains)
                 startup_s = min((d.arrivals_ns[0] - d.began_ns) / 1e9 for d in drains)
                 trained = estimate_trained(count)
-                curve.append(PrepPoint(count, rate, trained, cpu_s, queued_s, startup_s))
+                curve.append(PrepPoint(count, rate, trained, cpu_s, startup_s))
         return curve
 
     def _estimate_fetch(self) -> None:
@@ -437,7 +434,6 @@ class _RankFindings:
             bound=self.find_bound(split),
             notes=self.notes,
             ranks=ranks,
-            phases=list_raw_phases(self.trace),
         )
 
     @cached_property
@@ -470,7 +466,6 @@ class _RankFindings:
             read = sum(max(0, w.read_bytes) for w in work)
             count = sum(w.examples for w in work)
             bytes_each = read / count if count and read else None
-        after_s = trace.after_s or {"batch": 0.0, "after-augmentation": self.collate_s}
         examples = rank.described.get("examples")
         return Report(
             stoker=__version__,
@@ -481,7 +476,6 @@ class _RankFindings:
             crash=trace.crash,
             cores=trace.share_of_cores,
             host=join_loads(trace.host_loads),
-            jobs=trace.jobs,
             memory_bytes=resources.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
             loader=loaders[rank.about["loaders"].index(self.about)],
@@ -505,17 +499,18 @@ class _RankFindings:
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            after_s={} if self.p_known is None else after_s,
-            prefetched=rates.estimate_trained(
-                rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
-            )[0],
+            after_s={} if self.p_known is None else trace.after_s,
             startup_s=(
                 rates.estimate_startup_s(rank)
                 if rank.workers and rank.described.get("persistent") is False
                 else 0.0
             ),
             kept=self.kept,
-            prepared=find_prepared(self.about, rank.described),
+            prepared=(
+                Prepared(rank.described["example_bytes"], rank.described["varies"])
+                if rank.described.get("example_bytes")
+                else None
+            ),
             stages=self.stages,
             thread_trial=trace.thread_trial,
             process_trial=trace.process_trial,

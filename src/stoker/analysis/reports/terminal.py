@@ -14,14 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stoker.analysis.model.model import (
-    NETWORK_MBPS,
     NOTHING,
     Change,
-    cached_fraction,
     dataset_bytes,
-    predict,
 )
-from stoker.analysis.model.report import Report, to_measured, to_measured_apart
+from stoker.analysis.model.report import Report, to_measured
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded
 
@@ -51,7 +48,6 @@ _QUANTITIES = {  # a curve's label, and what is asked
     "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
     "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
     "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
-    "hosts": ("hosts whose caches are one", "{hosts} hosts"),
 }
 
 
@@ -244,12 +240,11 @@ def _format_cache_needed(outcome: Outcome) -> str:
 
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
     """Return remarks on the table."""
-    lines = _write_calibration(report)
+    lines: list[str] = []
     caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
         lines += [
-            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset"
-            + (f", on each of {change.hosts} hosts." if change.hosts > 1 else "."),
+            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
             f"  never evicting:    {caches.misses:6.1%} misses, "
             f"{_format_rate(caches.rate)} {unit}/s",
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
@@ -260,8 +255,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
             "Each job has an accelerator of its own; workers, storage and processors are divided "
             "among the jobs, or used once for all where they share. Speeds are of one job."
         )
-    if change.hosts > 1:
-        lines += _write_hosts(report, change)
     if change.echo > 1:
         lines.append(
             "A repeat may be worth less than a fresh example: uses/s are not progress by "
@@ -275,39 +268,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
-
-
-def _write_hosts(report: Report, change: Change) -> list[str]:
-    """List the assumptions of the prediction for several hosts."""
-    job = to_measured(report)
-    held = cached_fraction(job, change)
-    faster = predict(job, change).rate / predict(job, dataclasses.replace(change, hosts=1)).rate
-    own = held / change.hosts
-    assumed = " (assumed)" if change.network_mbps == NETWORK_MBPS else ""
-    share = "all" if held >= 1.0 else f"{held:.1%}"
-    return [
-        f"{change.hosts} hosts with a partitioned cache hold {share} of the dataset: "
-        f"{faster:.2f} times the speed with a cache each.",
-        f"  Of its reads each finds {own:.1%} in its own memory, {held - own:.1%} in others', "
-        f"over {change.network_mbps:,g} MB/s{assumed}, and {1 - held:.1%} in storage.",
-        "  Speeds are of one host like this one, with storage as fast. Storage that hosts share "
-        "gives each less.",
-        "  Assumed: serving the other hosts costs no processor time.",
-    ]
-
-
-def _write_calibration(report: Report) -> list[str]:
-    """Name the separate measurements that were corrected by the job's speed."""
-    apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
-    changed = []
-    for letter, name in (("F", "fetch"), ("P", "prep"), ("H", "processors")):
-        taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
-        if taken != before:
-            changed.append(f"{letter} is taken as {taken}, measured apart {before}")
-    if not changed:
-        return []
-    rate = _format_rate(found.rate)
-    return [f"Calibrated to the job as it ran, at {rate}/s: {'; '.join(changed)}."]
 
 
 def _draw_curve(report: Report, curve: Curve) -> Table:

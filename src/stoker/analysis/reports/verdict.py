@@ -29,12 +29,6 @@ def find_doubts(report: Report) -> list[str]:
         )
     if report.host is not None and report.host.is_busy:
         found.append(_describe_host(report.host))
-    if report.jobs > 1:
-        found.append(
-            f"the script trains {report.jobs} jobs side by side, and one of them was measured: "
-            f"gains are for all of them changed alike, each with {report.cores} "
-            f"core{'s' * (report.cores != 1)}"
-        )
     rates = {name: getattr(report.rates, name) for name in ("G", "P", "S", "C", "F")}
     rates["speed"] = seen.rate if seen is not None else None
     wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]

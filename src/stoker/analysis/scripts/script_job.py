@@ -6,24 +6,17 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace, Turn
-from stoker.analysis.phases import (
-    MORE_PREFETCH,
-    TURNS,
-    DrainFailed,
-    PhaseLimits,
-    Stopped,
-    run_phases,
-)
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
+from stoker.analysis.phases import TURNS, DrainFailed, Stopped, run_phases
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
-from stoker.analysis.scripts.turns import TurnShare, split_into_turns
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
 
@@ -44,6 +37,9 @@ _KEPT_BYTES = 64 << 20
 # Of training without a loader. It reads its data in another way, and the analysis says so before it
 # has spent its budget. Chosen, not measured.
 _LOADERLESS_S = 30.0
+
+# Batches of a share of a turn that count: there are several turns. Chosen, not measured.
+_FEWEST_OF_SHARE = 4
 
 Say = Callable[[str], None]
 
@@ -67,6 +63,30 @@ def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None,
     return trace
 
 
+@dataclass(frozen=True)
+class TurnShare:
+    """A part of a turn: training on one kind of batches."""
+
+    kind: str
+    """"own", "replayed" or "kept"."""
+    workers: int
+    settle: int
+    """The first batches, which are not measured: the workers had them ready."""
+    measured: int
+    each_s: float
+    """How long a step is expected to last."""
+
+    @property
+    def batches(self) -> int:
+        return self.settle + self.measured
+
+    def shorten(self, batches: int) -> TurnShare:
+        """Return the share with no more batches, but some to measure: whole rounds of workers."""
+        period = max(1, self.workers)
+        measured = max(_FEWEST_OF_SHARE, min(self.measured, batches - self.settle))
+        return replace(self, measured=-(-measured // period) * period)
+
+
 class ScriptJob:
     """A script, over one or several starts of it; a ``DrivenJob``."""
 
@@ -82,18 +102,9 @@ class ScriptJob:
         self._budget_s = budget_s
         # A phase takes one or two of these; more than 4 s hardly improve a figure. Chosen, not
         # measured.
-        self._unit_s = unit_s = min(4.0, budget_s / 75)
-        self._patience_s = budget_s / 3
-        self.limits = PhaseLimits(
-            first_drain_s=1.25 * unit_s,
-            warm_drain_s=unit_s,
-            other_warm_drain_s=0.75 * unit_s,
-            cold_drain_s=2 * unit_s,
-            reading_s=unit_s,
-            all_warm_drains_s=self._patience_s,
-            filling_s=self._patience_s / 4,
-            worker_counts=5,
-        )
+        self.unit_s = min(4.0, budget_s / 75)
+        self.patience_s = budget_s / 3
+        self.worker_counts = 5
         self._wanted = loader
         self._site: str | None = None
         self._trains: list[str] = []  # sites of all loaders that train
@@ -106,8 +117,7 @@ class ScriptJob:
         self._drains = 0
 
     def say(self, text: str) -> None:
-        """Report a step of the analysis, and note when it begins."""
-        self.trace.said.append((time.perf_counter_ns(), text))
+        """Report a step of the analysis."""
         self._say(text)
 
     @property
@@ -139,11 +149,8 @@ class ScriptJob:
                 self._life = session.count_batches()
         finally:
             with defer_interrupts():
-                self.trace.said.append((time.perf_counter_ns(), ""))
                 for rank in session.ranks:
-                    recorded = session.find_recorded(rank)
-                    recorded.course += session.read_rows(rank)
-                    recorded.join_changes(rank)
+                    session.find_recorded(rank).join_changes(rank)
                 session.close()
                 inventory.sweep()  # a script that was ended by force has left its store
 
@@ -153,7 +160,7 @@ class ScriptJob:
         """Wait for the training loader, and measure the job undisturbed. Raises Stopped."""
         session = self._session
         self.say("as it is: waiting for the first batch")
-        patience_s = min(_LOADERLESS_S, self._patience_s)
+        patience_s = min(_LOADERLESS_S, self.patience_s)
         session.wait_until(
             lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
         )
@@ -191,7 +198,7 @@ class ScriptJob:
     def _have_lasted(self, rows: list[Row], patient: bool, fewest: int) -> bool:
         if len(rows) <= (_FEWEST if patient else fewest):
             return False
-        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
+        return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self.unit_s or not patient
 
     def _has_seen_enough(self, rank: RankTrace, rows: list[Row], patient: bool) -> bool:
         slot = choose_slot(rank, rows, self._wanted)
@@ -226,15 +233,6 @@ class ScriptJob:
         trained = {row.slot for row in first.rows if row.trains}
         self._trains = [first.loader(slot)["site"] for slot in sorted(trained)]
         self.trace.ranks = session.find_training_ranks()
-        jobs = {rank.job for idle, _, rank in chosen if not idle}
-        self.trace.jobs = max(1, len(jobs))
-        if len(jobs) > 1:
-            arguments = " ".join(first.about["arguments"])
-            self.trace.note(
-                f"the script runs {len(jobs)} separate training jobs (no process group joins "
-                f"them); this report is about one of them, process {first.pid} ({arguments}), "
-                "while the others continued"
-            )
 
     # G
 
@@ -286,7 +284,7 @@ class ScriptJob:
             session.switch("take_at")
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
-            rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
+            rank.drains, rank.trained, rank.opened = {}, {}, []
             rank.turns, rank.sampled, rank.kept_turns = [], [], []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
@@ -298,10 +296,7 @@ class ScriptJob:
             rank.described |= answer
 
     def keep_examples(self) -> None:
-        """Measure the loader, and training, with some examples in a cache. Raises Stopped.
-
-        With the job's own workers, and without any, or else with one.
-        """
+        """Measure the loader, and training, with some examples in a cache. Raises Stopped."""
         first = self._recorded[0]
         if any(
             rank.described.get("varies", True)
@@ -314,7 +309,7 @@ class ScriptJob:
         prep = rates.estimate_drained(first.drains[f"warm-{first.workers}"], batch)
         if prep is None:
             return
-        seconds = min(_FILLS_S, self._unit_s / 2)
+        seconds = min(_FILLS_S, self.unit_s / 2)
         most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
         self.say("keeping some examples in memory, and training on them")
         command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
@@ -322,19 +317,14 @@ class ScriptJob:
             if "error" in answer:
                 self.trace.note(f"examples were not kept in memory: {answer['error']}")
                 return
-        counts = first.workers, 0 if first.workers else 1
         with contextlib.suppress(DrainFailed):
-            for workers in counts:
-                self.drain(f"kept-{workers}", workers, seconds / 2, kept=True)
+            self.drain("kept", first.workers, seconds / 2, kept=True)
             again = self._is_found_in_memory()
             # Where its own data are not in memory, they would be fetched by now.
             shares = [self._plan_own()] if again else []
-            shares += [self._plan_kept(workers) for workers in counts]
+            shares.append(self._plan_kept(first.workers))
             for recorded, turns in self._take_turns("the job as it is and a cache", shares, again):
-                recorded.kept_turns = [
-                    KeptTurn(turn[0] if again else [], dict(zip(counts, turn[-2:], strict=True)))
-                    for turn in turns
-                ]
+                recorded.kept_turns = [Turn(turn[0] if again else [], turn[-1]) for turn in turns]
         if not first.kept_turns:
             self.trace.note("training on a cache was not measured: its gain is that of its parts")
 
@@ -357,7 +347,7 @@ class ScriptJob:
             "tag": str(session.folder / tag),
             "workers": workers,
             "seconds": seconds,
-            "longest": max(seconds * 3, self._patience_s / 4),
+            "longest": max(seconds * 3, self.patience_s / 4),
             "least": 4 * max(1, workers) + 8,
             "fresh": fresh,
             "once": once,
@@ -414,46 +404,30 @@ class ScriptJob:
 
         Raises Stopped.
         """
-        for recorded, steps in self._train(workers, left, None):
-            recorded.trained.setdefault(workers, []).append(steps)
-
-    def prefetch_more(self, left: int) -> None:
-        """Have the script train with more batches ahead, if it has workers. Raises Stopped."""
-        first = self._recorded[0]
-        if first.workers and first.described["prefetch"] < MORE_PREFETCH:
-            self.say(f"training with {MORE_PREFETCH} batches ahead for each worker")
-            for recorded, steps in self._train(first.workers, left, MORE_PREFETCH):
-                recorded.prefetched.append(steps)
-
-    def _train(
-        self, workers: int, left: int, prefetch: int | None
-    ) -> list[tuple[RankTrace, list[Step]]]:
-        """Return the steps of each rank; none if they failed. Raises Stopped."""
         session, each_s = self._session, self._find_drained_step_s(f"warm-{workers}")
         fewest = 4 * max(1, workers) + _FEWEST
-        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(self.unit_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
-                return []
-        trained = []
+                return
         # Ranks train together: all of them take the same number of steps.
         for rank, recorded, answer, start in self._send(
-            do="train", workers=workers, steps=steps_wanted, prefetch=prefetch
+            do="train", workers=workers, steps=steps_wanted
         ):
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
-            trained.append((recorded, [rates.make_step(*pair) for pair in pairs]))
-        return trained
+            steps = [rates.make_step(*pair) for pair in pairs]
+            recorded.trained.setdefault(workers, []).append(steps)
 
     def sample_stacks(self) -> None:
         """Drain with the job's own workers, and look at their stacks. Raises Stopped."""
         self.say("P: looking at the code that prepares")
         with contextlib.suppress(DrainFailed):
             workers = self._recorded[0].workers
-            self.drain("sampled", workers, self.limits.warm_drain_s, samples=True)
+            self.drain("sampled", workers, self.unit_s, samples=True)
 
     def alternate(self) -> None:
         """Have the script train on its own data and on prepared batches by turns. Raises Stopped.
@@ -465,7 +439,7 @@ class ScriptJob:
         if not again and (len(self._recorded) > 1 or self._recorded[0].described["iterable"]):
             return
         replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
-        measured = max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
+        measured = max(_FEWEST, min(_MOST_STEPS, int(self.unit_s / 4 / replayed_s)))
         shares = [self._plan_own(), TurnShare("replayed", 0, _SETTLE, measured, replayed_s)]
         for recorded, turns in self._take_turns("as it is and G once more", shares, again):
             recorded.turns = [Turn(*turn) for turn in turns]
@@ -482,11 +456,11 @@ class ScriptJob:
     def _plan_kept(self, workers: int) -> TurnShare:
         """Return the share of a cache that is read by so many workers."""
         prefetch = self._recorded[0].described["prefetch"] or 2
-        each_s = self._find_drained_step_s(f"kept-{workers}")
+        each_s = self._find_drained_step_s("kept")
         return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
 
     def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> TurnShare:
-        measured = min(_MOST_STEPS, int(self._unit_s / 2 / each_s))
+        measured = min(_MOST_STEPS, int(self.unit_s / 2 / each_s))
         return TurnShare(kind, workers, settle, measured, each_s).shorten(settle + measured)
 
     def _find_drained_step_s(self, name: str) -> float:
@@ -592,3 +566,22 @@ def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:
         for row in rows
         if row.slot == rank.slot and (row.is_replayed or row.event == records.SYNCHRONISED)
     ]
+
+
+def split_into_turns(
+    pairs: Sequence[tuple[Row, Row]], shares: Sequence[TurnShare]
+) -> list[list[list[Step]]]:
+    """Return the steps of each turn and share, without the first ones of both."""
+    places = [
+        (at, place >= share.settle)
+        for at, share in enumerate(shares)
+        for place in range(share.batches)
+    ]
+    turns: dict[int, list[list[Step]]] = {}
+    for before, row in pairs:
+        number, place = divmod(before.number - pairs[0][0].number, len(places))
+        at, counts = places[place]
+        if counts:
+            step = rates.make_step(before, row)
+            turns.setdefault(number, [[] for _ in shares])[at].append(step)
+    return [turn for turn in turns.values() if all(turn)]

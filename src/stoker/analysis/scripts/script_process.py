@@ -5,7 +5,7 @@ The script is in a session of its own. Its first process and its ranks die with 
 (PR_SET_CHILD_SUBREAPER), and are recognised by ``STOKER_PROBE`` in their environment.
 
 A crash is known from the first process's exit code, and from the ``.ended`` files of processes
-(``probe.exit_log``), even if a launcher hides it. Two things are read from torchrun's text: where
+(``probe.loaders``), even if a launcher hides it. Two things are read from torchrun's text: where
 its own lines begin, and the root cause.
 """
 

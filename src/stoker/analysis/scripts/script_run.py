@@ -162,12 +162,8 @@ class Session:
                 if about["site"] == self.site:
                     rank.slot = about["slot"]
                     having.append(rank)
-        if self.job is None:
-            known = self._trace.ranks[0].about["arguments"] if self._trace.jobs > 1 else None
-            like = [rank for rank in having if known in (None, rank.about["arguments"])]
-            if not like:
-                return []
-            self.job = min(like, key=lambda rank: rank.pid).job
+        if self.job is None and having:
+            self.job = min(having, key=lambda rank: rank.pid).job
         having = [rank for rank in having if rank.job == self.job]
         return sorted(having, key=lambda rank: rank.rank)
 
@@ -310,8 +306,8 @@ class Session:
         code = self._process.exit_code
         if code is None:
             self._trace.note(
-                f"the script went on for {given_s:.0f} s after it was told to end, and was ended "
-                f"by force{self._explain_going_on()}"
+                f"the script went on for {given_s:.0f} s after it was told to end, which is a "
+                "SystemExit inside of next(), and was ended by force"
             )
         elif code != 0:
             last = "\n".join(self._process.output()[-5:])
@@ -319,14 +315,6 @@ class Session:
                 f"told to end, which is a SystemExit inside of next(), the script ended with "
                 f"{describe_exit(code)}. Its last lines:\n{last}"
             )
-
-    def _explain_going_on(self) -> str:
-        ends_seen = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
-        if records.TOLD_AGAIN in ends_seen:
-            return ": it catches SystemExit"
-        if records.TOLD_A_THREAD in ends_seen:
-            return ": it reads its loader in a thread, and SystemExit ends only that thread"
-        return ""
 
     def _has_lost_rank(self) -> bool:
         """True if a rank ended some time ago, while its launcher goes on."""

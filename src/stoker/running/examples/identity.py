@@ -8,7 +8,6 @@ that stay: a file that is rewritten in place may keep its stamp's place in a sam
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pickle
@@ -24,7 +23,6 @@ import numpy as np
 import xxhash
 
 from stoker.basics import pytree
-from stoker.basics.generators import generator_of
 
 # Paths whose files are looked at: training waits, and a stamp on a network takes up to 1 ms.
 _MOST_PATHS = 1000
@@ -48,18 +46,6 @@ def identify_examples(dataset: Any) -> str:
     return f"examples {type(dataset).__qualname__} {where} {hasher.hexdigest()}"
 
 
-def find_generators(*owners: Any) -> list[Any]:
-    """Return the generators of random numbers that objects hold or name.
-
-    They are found as far as the state of the objects can be read. Those that Python, NumPy and
-    torch share are not among them.
-    """
-    pickler = _StatePickler(_HashedFile(xxhash.xxh3_128()))
-    with contextlib.suppress(Exception):  # whatever the state's own code raises
-        pickler.dump(owners)
-    return pickler.generators
-
-
 class _HashedFile:
     """A file whose content is only hashed."""
 
@@ -75,11 +61,8 @@ class _StatePickler(pickle.Pickler):
         self.fast = True  # by value: equal texts need not be one object
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is taken while its object lives
-        self.generators: list[Any] = []
 
     def reducer_override(self, value: Any) -> Any:
-        if generator_of(value, "") is not None:
-            self.generators.append(value)
         if getattr(value, "__module__", None) == "builtins" and isinstance(value, type):
             return NotImplemented  # by its name
         if isinstance(value, (type, types.FunctionType)) and not _is_users(value):

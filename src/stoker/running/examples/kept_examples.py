@@ -93,10 +93,6 @@ class KeptExamples(CachedDataset):
     def __reduce__(self) -> Any:
         return _again, (self._dataset, self._cache)
 
-    def holds_all(self) -> bool:
-        """Return whether every example is in the store, so that none is read any more."""
-        return self._cache.own_items >= self._cache.examples
-
     def around(self, dataset: Any) -> KeptExamples:
         """Return another dataset with the same examples behind this store."""
         return _again(dataset, self._cache)

@@ -12,7 +12,6 @@ import functools
 import gc
 import json
 import os
-import pickle
 import select
 import signal
 import sys
@@ -25,15 +24,15 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.probe.dataset.example import (
+from stoker.analysis.probe.example import (
     RandomExamples,
     read_again,
     read_first,
     read_generators,
 )
-from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
+from stoker.analysis.probe.state import digest_state, find_changes, read_state
 from stoker.basics import pytree
-from stoker.running.examples.identity import find_generators, identify_examples
+from stoker.running.examples.identity import identify_examples
 from stoker.running.examples.kept_examples import find_record
 from stoker.transport.codec.decoder import decode
 
@@ -156,7 +155,7 @@ def _list_indices(loader: Any) -> list[int]:
 
 def _try_keeping(loader: Any) -> dict[str, Any]:
     """Read examples without their collation, which stays as it is. Raises RandomExamples."""
-    read, own = _make_reader(loader), _OwnGenerators(loader.dataset)
+    read = _make_reader(loader)
     first, records = [], []
     read_s = kept_s = 0.0
 
@@ -169,7 +168,6 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
             read_s += time.perf_counter() - start
 
     for index, value in read_first(timed, _list_indices(loader), _ENOUGH_S):
-        own.note_first()
         record = find_record(value)
         if record is None:
             return {"not_kept": f"its examples ({type(value).__name__}) cannot be kept as they are"}
@@ -183,8 +181,10 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
         first.append((index, value))
     if not first:
         return {"not_kept": "it has no examples"}
+    own = _OwnState(loader)
     read_again(read, first, is_same, _ENOUGH_S)
-    own.check()
+    read(first[-1][0])
+    own.check_draws()
     if read_s < kept_s + _LOOKUP_S * len(first):
         return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
     mean = sum(records) / len(records)
@@ -221,10 +221,7 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     fetcher = create_fetcher(
         loader._dataset_kind, loader.dataset, many, loader.collate_fn, loader.drop_last
     )
-    first, own = [], _OwnGenerators(loader.dataset, loader.collate_fn)
-    for pair in read_first(fetcher.fetch, groups, _ENOUGH_S):
-        own.note_first()
-        first.append(pair)
+    first = [*read_first(fetcher.fetch, groups, _ENOUGH_S)]
     if not first:
         return {}
     if sends:
@@ -232,41 +229,39 @@ def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any
     # From here on examples are read again: a file that is opened, or an example that is remembered,
     # at the first time, shows no more. Each state is one behind the last group: its index may stay.
     last: Any = first[-1][0]
-    state = _read_own_state(loader)
+    own = _OwnState(loader)
     _make_reader(loader)(last[-1] if many else last)
-    moved = {*find_changes(state, _read_own_state(loader))}
+    own.look()
     read_again(fetcher.fetch, first, is_same, _ENOUGH_S)
-    own.check()
     fetcher.fetch(last)
-    moved.update(find_changes(state, _read_own_state(loader)))
-    return {"moves": sorted(moved)}
+    own.check_draws()
+    return {"moves": sorted(own.moved)}
 
 
-def _read_own_state(loader: Any) -> dict[str, str]:
-    """Return the state of a loader's dataset and collation. Draws are looked at apart."""
-    own = read_state(loader.dataset, draws=False)
-    return own | {"collate_fn": digest_state(loader.collate_fn, draws=False)}
+class _OwnState:
+    """What a dataset and its collation hold when this is made, generators included or left out.
 
-
-class _OwnGenerators:
-    """The generators that a dataset has of its own, as those of MONAI and Albumentations.
-
-    A rare augmentation may leave all examples of a trial as they are, but it draws. What seeds its
-    generator by the index, and is not random, leaves the same state after the same example.
+    Generators of their own are those of MONAI and Albumentations: a rare augmentation may leave all
+    examples of a trial as they are, but it draws. What seeds its generator by the index, and is not
+    random, leaves the same state after the same example.
     """
 
-    def __init__(self, *owners: Any) -> None:
-        self._owners = owners
-        self._found: list[Any] | None = None
-        self._states: list[bytes] = []
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._state, self._drawn = self._read(draws=False), self._read(draws=True)
+        self.moved: set[str] = set()
 
-    def note_first(self) -> None:
-        """Note the states after the first example, which is also read last."""
-        if self._found is None:  # a dataset may make one for its first example
-            self._found = find_generators(*self._owners)
-            self._states = list(map(pickle.dumps, self._found))
+    def _read(self, *, draws: bool) -> dict[str, str]:
+        loader = self._loader
+        own = read_state(loader.dataset, draws=draws)
+        return own | {"collate_fn": digest_state(loader.collate_fn, draws=draws)}
 
-    def check(self) -> None:
-        """Raise RandomExamples if the states are others than after the first example."""
-        if list(map(pickle.dumps, self._found or ())) != self._states:
+    def look(self) -> None:
+        """Add what reading has changed since to ``moved``; generators are left out."""
+        self.moved.update(find_changes(self._state, self._read(draws=False)))
+
+    def check_draws(self) -> None:
+        """Raise RandomExamples if generators are not as they were; behind the same example."""
+        self.look()
+        if {*find_changes(self._drawn, self._read(draws=True))} - self.moved:
             raise RandomExamples

@@ -1,4 +1,4 @@
-"""The code that builds a loader, and the examples that its dataset gives."""
+"""The examples that a loader's dataset gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,61 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.probe import drain_session, replay
-from stoker.analysis.probe.dataset.example import describe_example
+from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec.encoder import encode
 
 Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset
-
-
-@pytest.mark.parametrize(
-    ("line", "dataset"),
-    [
-        ("data = DataLoader(Sleepy(0.0, 20), 8)", "Sleepy(0.0, 20)"),
-        ("train(DataLoader(num_workers=2, dataset=Sleepy(0.0, 20)))", "Sleepy(0.0, 20)"),
-        ("loader = make(Sleepy(0.0, 20), 8)", "dataset"),
-        ("loader = DataLoader(*given)", "dataset"),
-    ],
-)
-def test_a_dataset_is_named_as_in_the_script(line: str, dataset: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"\n{line}\n")
-    found = find_prepared({"place": (str(script), 2)}, {"example_bytes": 16, "varies": False})
-    assert found is not None
-    assert (found.dataset, found.in_loop) == (dataset, False)
-    assert find_prepared({"place": (str(script), 2)}, {}) is None
-
-
-IN_LOOPS = """
-def make(data):
-    return DataLoader(data, 8)
-
-for data in (1, 2):
-    outside = DataLoader(data, 8)
-for epoch in range(3):
-    inside = DataLoader(data, 8)
-    called = make(data)
-while True:
-    for batch in DataLoader(data, 8):
-        pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("callers", "in_loop"),
-    [((3,), False), ((3, 9), True), ((6,), False), ((8,), True), ((11,), True)],
-)
-def test_loaders_that_a_loop_builds_anew(
-    callers: tuple[int, ...], in_loop: bool, tmp_path: Path
-) -> None:
-    script = tmp_path / "loops.py"
-    script.write_text(IN_LOOPS)
-    about = {"place": (str(script), callers[0]), "built": [f"loops.py:{at}" for at in callers]}
-    found = find_prepared(about, {"example_bytes": 16, "varies": False})
-    assert found is not None
-    assert found.in_loop == in_loop
 
 
 class Drawn:

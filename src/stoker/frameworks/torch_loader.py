@@ -133,27 +133,6 @@ class EpochBatchSampler(_data.BatchSampler):  # type: ignore[misc]
         self.sampler.data_source.pipeline.set_epoch(epoch)
 
 
-class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
-    """A loader's batch sampler, as a pipeline over that loader shows it. It refuses iteration.
-
-    A loader made of it would yield batches that have not gone through the pipeline.
-    """
-
-    def __init__(self, of: Any, batch_size: int, drop_last: bool) -> None:
-        self.of = of
-        self.sampler = getattr(of, "sampler", None)
-        self.batch_size, self.drop_last = batch_size, drop_last
-
-    def __iter__(self) -> Iterator[Any]:
-        raise StokerError(
-            "a loader made of the parts of this pipeline's loader would leave the pipeline out: "
-            "give pipeline.as_dataloader() instead, or call pipeline.resume_at(n) to skip batches"
-        )
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-
 def only_batch(batches: list[Any]) -> Any:
     """Collate a list with one finished batch: return that batch."""
     (batch,) = batches

@@ -433,8 +433,8 @@ def test_print_says_where_it_echoes(point: str) -> None:
 class Jittering(stoker.stages.Stage):
     """A user's stage that is random."""
 
-    def lower(self, plan: Any) -> Any:
-        return plan.map(abs).random_map(jitter)
+    def lower(self, pipeline: Any) -> Any:
+        return pipeline.map(abs).random_map(jitter)
 
 
 def test_by_default_8_uses_are_the_most_only_before_augmentation() -> None:

@@ -110,24 +110,24 @@ class Chain:
         )
         return replace(chain, applied=applied)
 
-    def apply(self, stage: Stage, plan: Any) -> Chain:
-        """Return this, the chain of ``plan``, with the stages that a user's stage is made of.
+    def apply(self, stage: Stage, pipeline: Any) -> Chain:
+        """Return this, the chain of ``pipeline``, with the stages that a user's stage is made of.
 
         Raises the stage's own errors, and TypeError if it did anything else than add steps.
         """
         if not isinstance(stage, Stage):
             raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
-        extended, before, name = stage.lower(plan), len(self.stages), stage.describe()
+        extended, before, name = stage.lower(pipeline), len(self.stages), stage.describe()
         chain: Any = getattr(extended, "chain", None)
         added = chain.stages[before:] if isinstance(chain, Chain) else ()
         kept = followed(self.stages, added)
         is_fit = isinstance(chain, Chain) and chain.stages[:before] == kept
         if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
             raise TypeError(
-                f"lower() of {name} returned something else than the plan that it was given with "
-                f"steps added ({type(extended).__name__}): return what the plan's methods return, "
-                "such as plan.map(fn)"
+                f"lower() of {name} returned something else than the pipeline that it was given "
+                f"with stages added ({type(extended).__name__}): return what its methods return, "
+                "such as pipeline.map(fn)"
             )
         parts = [
             replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)

@@ -271,7 +271,7 @@ class EpochStreams:
         if plan.iterated is None:
             return
         opening = Opening(
-            self._epoch, self._setup.position, plan.selection, plan.buffer,
+            self._epoch, self._setup.position, plan.selection,
             rng.key(self._seed, self._epoch, rng.SHUFFLE, rank), self.tally,
             self.recycler if plan.pool else None,
         )  # fmt: skip

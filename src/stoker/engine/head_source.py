@@ -12,7 +12,7 @@ from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import Position
 from stoker.engine.items import EpochCounters, HeadStream
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import Origin, SourcePlan
+from stoker.sources.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Opening:
         epoch: the epoch's number.
         position: where to begin.
         selection: this rank's examples.
-        buffer: how many examples are shuffled among each other; 1 keeps the order.
         key: keys the shuffling.
         tally: counts time.
         keep: makes copies of what is handed out, as a pool keeps it; None if none are needed.
@@ -32,7 +31,6 @@ class Opening:
     epoch: int
     position: Position
     selection: Selection
-    buffer: int
     key: NDArray[np.uint64]
     tally: EpochCounters
     keep: Recycler | None
@@ -40,9 +38,6 @@ class Opening:
 
 class HeadSource(Origin):
     """A source that is iterated: of examples, or of ready batches."""
-
-    def lower(self, to: SourcePlan) -> None:
-        to.iterate(self)
 
     @abstractmethod
     def head(self, opening: Opening) -> HeadStream:

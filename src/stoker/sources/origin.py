@@ -52,18 +52,6 @@ class ChainOfSource(Protocol):
     def may_leave_out(self) -> bool: ...
 
 
-class SourcePlan(Protocol):
-    """The ways to read a source: the source calls one of these methods."""
-
-    def read(self, source: Any) -> None:
-        """Examples are read by number, from an ``IndexedSource``."""
-        ...
-
-    def iterate(self, source: Any) -> None:
-        """Examples, or ready batches, are taken one after another, from a ``HeadSource``."""
-        ...
-
-
 class Origin(ABC):
     """The beginning of a chain.
 
@@ -167,10 +155,6 @@ class Origin(ABC):
         Args:
             is_followed: whether an adaptive echo follows its speed.
         """
-
-    @abstractmethod
-    def lower(self, to: SourcePlan) -> None:
-        """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn if each of several ranks would get all examples."""
@@ -327,9 +311,6 @@ class IndexedSource(Origin):
 
     def extent(self, *, is_followed: bool) -> str:
         return f"{len(self):,} examples"
-
-    def lower(self, to: SourcePlan) -> None:
-        to.read(self)
 
 
 def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:

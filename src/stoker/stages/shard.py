@@ -18,7 +18,7 @@ from stoker.distributed.launchers import find_launcher
 from stoker.errors import CombinationError
 from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.dealing import PaddedDeal
-from stoker.schedule.selection import Share
+from stoker.schedule.selection import Selection, Share
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.skip import RAISE
@@ -295,10 +295,13 @@ class Shard(ChainStage):
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
 
+    def select(self, selection: Selection) -> Selection:
+        part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
+        return part if self.padding is None else part.pad(fills=self.padding.fills)
+
     def lower(self, to: EnginePlan) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
-        if self.padding is not None:
-            to.pad(fills=self.padding.fills, mask=self.padding.mask)
+        if self.padding is not None and self.padding.mask is not None:
+            to.mark_padding(self.padding.mask)
 
     def count(self, items: int) -> int:
         if self.padding is not None:

@@ -13,13 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stoker.schedule.orders.chosen import Chosen
-from stoker.schedule.orders.drawing import Drawing
+from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
@@ -130,13 +125,7 @@ class EnginePlan(Protocol):
     What takes a ``stage`` takes one of the kind that it is named after.
     """
 
-    def select(self, chosen: Chosen) -> None: ...
-    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
-    def draw(self, drawing: Drawing) -> None: ...
-    def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None: ...
-    def pad(self, *, fills: bool, mask: str | None) -> None: ...
-    def take(self, count: int) -> None: ...
-    def skip(self, count: int) -> None: ...
+    def mark_padding(self, field: str) -> None: ...
     def map(self, stage: Any) -> None: ...
     def filter(self, stage: Any) -> None: ...
     def cache(self, stage: Any) -> None: ...
@@ -204,8 +193,11 @@ class ChainStage(ABC):
         """Return the objects of the user's that it calls."""
         return []
 
-    @abstractmethod
-    def lower(self, to: EnginePlan) -> None:
+    def select(self, selection: Selection) -> Selection:
+        """Return a selection of examples, by numbers, as it is behind this stage."""
+        return selection
+
+    def lower(self, to: EnginePlan) -> None:  # noqa: B027 what only selects needs no more
         """Tell the engine what to do."""
 
     @abstractmethod

@@ -150,7 +150,7 @@ class IterableSource(HeadSource):
             self,
             self.open(opening.epoch, position.loader_state, read),
             selection,
-            opening.buffer,
+            opening.selection.buffer,
             opening.key,
             opening.tally,
             position.fresh,

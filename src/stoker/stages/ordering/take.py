@@ -7,7 +7,8 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.schedule.selection import Selection
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Take(ChainStage):
             )
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.take(self.n)
+    def select(self, selection: Selection) -> Selection:
+        return selection.take(self.n)
 
     def count(self, items: int) -> int:
         return min(self.n, items)
@@ -107,8 +108,8 @@ class SkipFirst(ChainStage):
             )
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.skip(self.n)
+    def select(self, selection: Selection) -> Selection:
+        return selection.skip(self.n)
 
     def count(self, items: int) -> int:
         return max(0, items - self.n)

@@ -422,11 +422,6 @@ class Chain:
         """Whether workers prepare outputs while the consumer trains."""
         return self.workers is None or self.workers.count != 0
 
-    @property
-    def accounts(self) -> int:
-        """The largest account number of a skip budget."""
-        return sum(not stage.traits.caches for stage in self.stages)
-
     def __str__(self) -> str:
         names = [self.source.name, *(stage.name for stage in self.stages)]
         return f"{'.'.join(names)} seed={self.seed}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
@@ -32,7 +32,7 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
-from stoker.stats import Clock, Totals
+from stoker.stats import Clock
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
 # batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are
@@ -52,16 +52,8 @@ def _allocator(chain: Chain) -> Callable[[int], memoryview]:
     return next((allocate for allocate in each if allocate is not None), allocate_aligned)
 
 
-class _Before(NamedTuple):
-    """The attributes of a cursor before ``iter()``."""
-
-    epoch: int
-    position: Position | None
-    fresh_start: bool
-    before: Clock
-    run: Run | None
-    skip: int
-    totals_before: Totals
+_POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_totals_before")
+"""The attributes of a cursor that ``iter()`` changes."""
 
 
 class Cursor(Bookmark):
@@ -79,7 +71,7 @@ class Cursor(Bookmark):
         )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()
-        self._before_iter: _Before | None = None
+        self._before_iter: dict[str, Any] = {}  # its attributes then
         self._skip = 0  # outputs of the next epoch to skip, from its beginning
 
     def begin(self) -> PipelineIterator[Any]:
@@ -139,7 +131,7 @@ class Cursor(Bookmark):
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
         """Start an epoch of the data, or go on in a loaded one."""
         self._measure()
-        chain = self.chain
+        chain, was = self.chain, {name: getattr(self, name) for name in _POSITION}
         skip, self._skip = self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
@@ -175,7 +167,8 @@ class Cursor(Bookmark):
             loop = calling_loop()
             run.wrapper = loop.framework if loop.reads_ahead else None
         iterator = self._iterate(run)
-        self._note_start(epoch, run, iterator, skip, totals_before)
+        self._before_iter, self._totals_before = was, totals_before
+        self._note_start(epoch, run, iterator)
         for _ in itertools.islice(iterator, rest):
             pass
         return iterator
@@ -252,17 +245,7 @@ class Cursor(Bookmark):
         moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
-    def _note_start(
-        self,
-        epoch: int,
-        run: Run,
-        iterator: PipelineIterator[Any],
-        skip: int,
-        totals_before: Totals,
-    ) -> None:
-        was = self.epoch, self.position, self._fresh_start, self.before
-        self._before_iter = _Before(*was, self._run, skip, self._totals_before)
-        self._totals_before = totals_before
+    def _note_start(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
@@ -306,15 +289,7 @@ class Cursor(Bookmark):
 
     def _go_back(self) -> None:
         """Restore the attributes from before ``iter()``; statistics of a failed run are kept."""
-        run = self._run
-        assert self._before_iter is not None
-        assert run is not None
-        before = self._before_iter
-        self.epoch, self.position, self._fresh_start = (
-            before.epoch,
-            before.position,
-            before.fresh_start,
-        )
-        self.before, self._skip = before.before, before.skip
-        if not run.was_asked:
-            self._run, self._totals_before = before.run, before.totals_before
+        kept = self._run, self._totals_before
+        vars(self).update(self._before_iter)
+        if kept[0] is not None and kept[0].was_asked:
+            self._run, self._totals_before = kept

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from stoker.basics import resources
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
-from stoker.basics.warn import warn
 from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
@@ -242,16 +241,8 @@ class Chain:
         return {}
 
     def _make_on_leg(self, leg: Leg) -> Chain:
-        if leg.held is None:
-            return replace(self, leg=leg)
-        own = leg.held.of_rank(self.rank_world[0])
-        stages = [
-            replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
-            if isinstance(stage, Echo) and stage.counts is not None
-            else stage
-            for stage in self.stages
-        ]
-        return replace(self, stages=tuple(stages), leg=leg)
+        stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
+        return replace(self, stages=stages, leg=leg)
 
     def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
         """Return this for another rank, number of ranks, and size of batches.
@@ -261,15 +252,8 @@ class Chain:
         if (*self.rank_world, self.size_of_batches) == (rank, world, batches):
             return self
         examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
-        stages = [
-            replace(stage, rank=rank, world=world, among=None)
-            if isinstance(stage, Shard)
-            else stage.of_size(batches, world, examples)
-            if isinstance(stage, Batch)
-            else stage
-            for stage in self.stages
-        ]
-        chain = replace(self, stages=tuple(stages))
+        stages = tuple(stage.of_ranks(rank, world, batches, examples) for stage in self.stages)
+        chain = replace(self, stages=stages)
         pool = self.plan.pool
         if pool is not None and not pool.holds_batches:
             pool.echo.check_holds(chain.batch_size)
@@ -562,50 +546,15 @@ class Chain:
         return self.most_examples() * (1 if self.echo is None else self.echo.max_factor)
 
     def check_start(self) -> None:
-        """Prepare for an epoch: check the number of ranks, and let each stage prepare.
+        """Let each stage prepare for an epoch.
 
         Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
         """
         if self.record is not None:
             self.record.check_fits(self.seed, self.signature())
-        self._check_ranks()
         for stage in self.stages:
             stage.begin(self)
-
-    def _check_ranks(self) -> None:
-        """Raise ValueError if ranks would take unequal numbers of steps; warn if not sharded."""
-        share = self.selection.share
-        if share is not None and share.padding is not None:
-            return  # the padding's own stage checks it
-        if share is not None and share.world > 1 and self.steps is None:
-            if self.follows_clock and (share.uneven or process_group() is None):
-                raise CombinationError(
-                    '.echo("auto") on several ranks needs equal parts and a process group to agree '
-                    "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
-                    "factor"
-                )
-            decides = self.packs or any(stage.traits.filters for stage in self.stages)
-            ranks_agree = self.follows_clock and not decides
-            if not share.uneven and self.may_leave_out and not ranks_agree:
-                if self.packs:
-                    raise CombinationError(
-                        ".shard() gives every rank equally many steps, but the number of packed "
-                        "sequences differs between ranks: end epochs with .steps(n)"
-                    )
-                raise CombinationError(
-                    ".shard() gives every rank equally many steps, but filters, scans and skip "
-                    "budgets may leave them unequal: leave examples out before sharding "
-                    "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
-                    ".shard(uneven=True) and torch's Join"
-                )
-        self.source.warn_unsharded(is_sharded=share is not None)
-        if share is not None and not share.uneven and self.source.is_indexed:
-            count = self.source.count()
-            if 0 < count < share.world:
-                warn(
-                    f"{count} examples are fewer than {share.world} ranks: equal parts of "
-                    "them are empty (.shard(uneven=True) keeps them)",
-                )
+        self.source.warn_unsharded(is_sharded=self.shard is not None)
 
     def workers_here(self) -> Workers:
         """Return the workers: the user's choice, or threads."""

@@ -9,8 +9,9 @@ from typing import Any
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
-from stoker.errors import CombinationError
+from stoker.errors import CombinationError, StateError
 from stoker.schedule.factor import EvenUses, exact_factor
+from stoker.schedule.leg import Leg
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -128,6 +129,30 @@ class Echo(ChainStage):
                 f"{self.name} needs workers that prepare data during training, and .workers(0) has "
                 "none: give it workers, or a fixed factor"
             )
+
+    def check_leg(self, chain: ChainView) -> None:
+        """Refuse a pool whose items only its own rank can make again."""
+        if not chain.source.is_indexed:
+            raise StateError(f"how far .{self.name} has read a stream is the rank's own")
+        if self._holds_batches(chain):
+            raise StateError(f"the batches in the pool of .{self.name} are the rank's own")
+        if not chain.may_leave_out:
+            return
+        joins = first_with(chain.stages, lambda t: t.joins)
+        if joins is not None:
+            raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
+        raise StateError(
+            f"what is left out in front of the pool of .{self.name}, or behind it, is the rank's "
+            "own"
+        )
+
+    def on_leg(self, leg: Leg, rank: int) -> Echo:
+        """Return it with the uses that are left of the items that the pool holds at its begin."""
+        if leg.held is None or self.counts is None:
+            return self
+        own = leg.held.of_rank(rank)
+        counts = replace(self.counts, remaining=own.remaining, spent=own.spent)
+        return replace(self, counts=counts)
 
     def lower(self, to: EnginePlan) -> None:
         to.echo(self)

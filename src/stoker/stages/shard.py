@@ -13,12 +13,13 @@ import numpy as np
 
 from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
-from stoker.errors import CombinationError
+from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.dealing import PaddedDeal
-from stoker.schedule.selection import Selection, Share
+from stoker.schedule.selection import Cut, Selection, Share
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.skip import RAISE
@@ -276,10 +277,20 @@ class Shard(ChainStage):
         return self if self.balance is None else replace(self, costs=self.balance.costs(before))
 
     def begin(self, chain: ChainView) -> None:
-        """Raise ValueError where the process group is not that of the call."""
+        """Raise ValueError where the process group is not that of the call, or where ranks would
+        take unequal numbers of steps; warn where equal parts are empty."""
         group = own_rank()
         if self.padding is not None:
             self.padding.check_behind(chain)
+        elif self.world > 1 and chain.steps is None:
+            self._check_steps(chain)
+        if self.padding is None and not self.uneven and chain.source.is_indexed:
+            count = chain.source.count()
+            if 0 < count < self.world:
+                warn(
+                    f"{count} examples are fewer than {self.world} ranks: equal parts of "
+                    "them are empty (.shard(uneven=True) keeps them)",
+                )
         if (
             self.among
             and group is not None
@@ -294,6 +305,49 @@ class Shard(ChainStage):
                 f".shard() was called before init_process_group, so each of {group[1]} ranks would "
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
+
+    def _check_steps(self, chain: ChainView) -> None:
+        """Raise ValueError where ranks would take unequal numbers of steps."""
+        if chain.follows_clock and (self.uneven or process_group() is None):
+            raise CombinationError(
+                '.echo("auto") on several ranks needs equal parts and a process group to agree '
+                "in: call .shard() after init_process_group, or use .steps(n), or a fixed factor"
+            )
+        joins = first_with(chain.stages, lambda t: t.joins)
+        decides = joins or first_with(chain.stages, lambda t: t.filters)
+        ranks_agree = chain.follows_clock and decides is None
+        if self.uneven or not chain.may_leave_out or ranks_agree:
+            return
+        if joins is not None:
+            raise CombinationError(
+                ".shard() gives every rank equally many steps, but the number of packed "
+                "sequences differs between ranks: end epochs with .steps(n)"
+            )
+        raise CombinationError(
+            ".shard() gives every rank equally many steps, but filters, scans and skip "
+            "budgets may leave them unequal: leave examples out before sharding "
+            "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
+            ".shard(uneven=True) and torch's Join"
+        )
+
+    def check_leg(self, chain: ChainView) -> None:
+        """Refuse what is the rank's own: its cuts, its order, its end."""
+        selection = chain.selection
+        assert selection.share is not None
+        is_dealt_anew = selection.share.anew
+        if selection.last != Cut() or (not is_dealt_anew and selection.between != Cut()):
+            raise StateError(
+                ".take() and .skip() behind .shard() count each rank's examples: put them before it"
+            )
+        if self.uneven:
+            raise StateError("uneven=True gives ranks parts that do not end together")
+        if selection.is_shuffled and not is_dealt_anew:
+            raise StateError(
+                "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
+            )
+
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Shard:
+        return replace(self, rank=rank, world=world, among=None)
 
     def select(self, selection: Selection) -> Selection:
         part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)

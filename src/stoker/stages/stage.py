@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
@@ -178,8 +179,20 @@ class ChainStage(ABC):
         Raises ValueError or StateError where it cannot run.
         """
 
-    def check_leg(self) -> None:  # noqa: B027 few stages mind
+    def check_leg(self, chain: ChainView) -> None:  # noqa: B027 few stages mind
         """Raise StateError if other ranks cannot go on with it in the middle of an epoch."""
+
+    def on_leg(self, leg: Leg, rank: int) -> ChainStage:
+        """Return it for the rest of an epoch that other ranks began."""
+        return self
+
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> ChainStage:
+        """Return it for another rank, number of ranks, and size of batches.
+
+        ``batches``: as ``Batch.size`` says it; ``examples``: the length of the source. Raises
+        ValueError or TypeError for what is no size.
+        """
+        return self
 
     def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""

@@ -26,7 +26,6 @@ from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo
 from stoker.stages.functions.operation import Operation
-from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
@@ -311,11 +310,6 @@ class Chain:
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
 
     @property
-    def maps(self) -> list[Map]:
-        """Its maps and random maps, in order."""
-        return self.plan.maps
-
-    @property
     def echo(self) -> Echo | None:
         """Its echo, or None."""
         return next((stage for stage in self.stages if isinstance(stage, Echo)), None)
@@ -347,14 +341,6 @@ class Chain:
         return self.source.yields_batches or any(s.traits.batches for s in self.stages)
 
     @property
-    def hands_out_uses(self) -> bool:
-        """Whether each output is one use of an item of its echo."""
-        last = next(
-            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
-        )
-        return last is not None and last.traits.repeats
-
-    @property
     def batch_size(self) -> int:
         """The examples in a batch, 1 where the chain makes none."""
         return self.plan.group
@@ -369,11 +355,6 @@ class Chain:
     def drops_last(self) -> bool:
         """Whether a short last batch is left out."""
         return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether its outputs are on a device."""
-        return any(stage.traits.moves for stage in self.stages)
 
     @property
     def late(self) -> ChainStage | None:
@@ -478,11 +459,11 @@ class Chain:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_data_epoch(self, epoch: int) -> int:
-        """Return the number of outputs of a data epoch; raises as ``count`` does."""
-        return self._count_of_data_epoch(epoch, trusts_user=True)
+    def count_of_data_epoch(self, epoch: int, *, trusts_user: bool = True) -> int:
+        """Return the number of outputs of a data epoch; raises as ``count`` does.
 
-    def _count_of_data_epoch(self, epoch: int, *, trusts_user: bool) -> int:
+        ``trusts_user``: whether a user's stage may say how many items come out of it.
+        """
         limit = self.data_epoch_steps
         try:
             count = self._all_steps(epoch, trusts_user=trusts_user)
@@ -535,7 +516,7 @@ class Chain:
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(epoch, trusts_user=False)
+            return self.count_of_data_epoch(epoch, trusts_user=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 

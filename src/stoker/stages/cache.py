@@ -45,49 +45,15 @@ class Lookups(Protocol):
         ...
 
 
-class CachesOverNodes(Protocol):
-    """How caches over several nodes are made; registered in the group ``stoker.caches``.
+def caches_over(cluster: object) -> Any:
+    """Return what makes caches over a ``cluster``, by its name or by the hosts in a list.
 
-    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``. ``limit``,
-    ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is what else ``ExampleCache``
-    takes.
+    That is a module like ``cluster/opening.py``, registered in the group ``stoker.caches``: its
+    ``of_chain`` and ``of_dataset`` return an ``ExampleCache`` whose ``batch_lookups()`` returns
+    ``Lookups``.
     """
-
-    def of_chain(
-        self,
-        limit: Any,
-        *,
-        cluster: object,
-        insecure: bool,
-        source: IndexedSource,
-        operations: Sequence[Any],
-        version: str | None,
-        **settings: Any,
-    ) -> Any:
-        """Return the cache of what comes out of a source and operations."""
-        ...
-
-    def of_dataset(
-        self,
-        limit: Any,
-        *,
-        cluster: object,
-        insecure: bool,
-        kind: str,
-        examples: int,
-        version: str,
-        selects: str,
-        **settings: Any,
-    ) -> Any:
-        """Return the cache of a dataset object: its class, length, and what it ``selects``."""
-        ...
-
-
-def caches_over(cluster: object) -> CachesOverNodes:
-    """Return how caches over a ``cluster`` are made: by its name, or by the hosts in a list."""
     named = isinstance(cluster, str) and cluster in plugins.names(plugins.CACHES)
-    found: CachesOverNodes = plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
-    return found
+    return plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
 
 
 class LeftOutBefore:

@@ -104,11 +104,6 @@ class ChainView(ChainOfSource, Protocol):
     @property
     def drops_last(self) -> bool: ...
     @property
-    def hands_out_uses(self) -> bool:
-        """Whether each output is one use of one item of an echo."""
-        ...
-
-    @property
     def follows_clock(self) -> bool:
         """Whether an echo in it decides by the items that are ready."""
         ...

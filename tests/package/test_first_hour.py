@@ -163,7 +163,7 @@ ORDER: Mistakes = [
     (lambda: p().select([100]), "no example 100; the source has examples 0 to 23"),
     (lambda: p().select(lambda x: x > 2), "calls fn(number, name)"),
     (lambda: p().select([]), "leaves none of 24 examples"),
-    (lambda: p().take(0), "at least one example, not 0"),
+    (lambda: p().take(0), "takes a number from 1 on, not 0"),
     (lambda: p().skip(-1), "takes a number from 0 on, not -1"),
     (lambda: p().steps(0), "at least one step, not 0"),
     (lambda: p().order([3, 2, 1]), ".order(lambda epoch, rng: numbers)"),

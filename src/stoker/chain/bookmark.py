@@ -42,7 +42,7 @@ class Bookmark:
         self.before = Clock()  # the clock before the current epoch
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
-        self._records: dict[int, EchoRecord] = {}
+        self._echo_record: EchoRecord | None = None
         self._late_records: dict[int, DecidedLate] = {}
         self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
@@ -169,12 +169,12 @@ class Bookmark:
     def _note(self, run: Run) -> None:
         late = run.late_decisions()
         if late is not None:
-            known = self._late_records.get(run.epoch)
-            self._late_records[run.epoch] = late.after(known)
-        for position, (echo, decisions) in run.decisions().items():
-            epochs = dict(self._records.get(position, echo).epochs)
-            epochs[decisions.epoch] = decisions.after(epochs.get(decisions.epoch))
-            self._records[position] = replace(echo, epochs=epochs)
+            self._late_records[run.epoch] = late.after(self._late_records.get(run.epoch))
+        decisions = run.decisions()
+        if decisions is not None:
+            known = self._echo_record or EchoRecord(self.pool_size.size, {})
+            after = decisions.after(known.epochs.get(run.epoch))
+            self._echo_record = replace(known, epochs={**known.epochs, run.epoch: after})
 
     def where(self) -> tuple[int, Position, Clock]:
         """Return the current position: the epoch, the position in it, and the clock before it.
@@ -287,7 +287,7 @@ class Bookmark:
         self.pool_size = start.pool_size
         self.before = start.before
         if chain.source.yields_batches:
-            self._records = {}  # pools begin empty, so earlier decisions cannot be replayed
+            self._echo_record = None  # pools begin empty, so earlier decisions cannot be replayed
         return start
 
     def record(self) -> dict[str, Any]:
@@ -303,7 +303,8 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return encode(self.chain.seed, self.chain.signature(), self._records, self._late_records)
+        lines = self.chain.signature()
+        return encode(self.chain.seed, lines, self._echo_record, self._late_records)
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""

@@ -242,7 +242,7 @@ class Cursor(Bookmark):
         if not plan.carries_pool or record is None or point is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
+        moment = record.carried_pool(epoch, items, point.echo.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _note_start(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:

@@ -151,7 +151,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         _note_drawn(state, by)
         there = _on_leg(state, by)
         size = _pool_size(state["pool_sizes"], there.plan)
-        on_record = None if chain.record is None else chain.record.echoes.get(0)
+        on_record = None if chain.record is None else chain.record.echo
         held = size if on_record is None else PoolSize(on_record.size)
         loaded = Loaded(
             by,

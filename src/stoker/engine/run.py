@@ -27,7 +27,7 @@ from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError
-from stoker.schedule.echo_record import DecidedLate, Decisions, EchoRecord
+from stoker.schedule.echo_record import DecidedLate, Decisions
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
@@ -432,16 +432,14 @@ class Run:
         head = self._streams.head
         return head is not None and head.has_raised(error)
 
-    def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
-        """Return the decisions of an adaptive echo so far, by its number among the echoes: 0."""
+    def decisions(self) -> Decisions | None:
+        """Return the decisions of an adaptive echo so far; None before any."""
         feed = self._follows
         if feed is None or not feed.has_started:
-            return {}
+            return None
         pool = feed.pool
-        echo = EchoRecord(pool.size, {})
         carry = adaptive.pack(feed.carried) if feed.carried else None
-        codes = bytes(pool.codes)
-        return {0: (echo, Decisions(self._setup.epoch, pool.first_step, codes, carry))}
+        return Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes), carry)
 
     @property
     def epoch(self) -> int:

@@ -76,7 +76,7 @@ class PoolMaker:
 
     def _policy(self, point: EchoPoint, stream: Stream) -> Policy:
         if self.record is not None:
-            return Replay(self.record.of(0, self.epoch), self.planning)
+            return Replay(self.record.of(self.epoch), self.planning)
         if self.ranks is None:
             return OnDemandPolicy()
         return self._agree_policy(point, stream, self.ranks)
@@ -111,8 +111,8 @@ class PoolMaker:
 
     def _make(self, feed: EchoInputs[Any]) -> Any:
         echo, known, group = feed.echo, self.pool_size, feed.point.group
-        if self.record is not None and echo.is_adaptive:
-            known.size = self.record.echoes[0].size
+        if self.record is not None and self.record.echo is not None and echo.is_adaptive:
+            known.size = self.record.echo.size
         if not known.size:
             self._choose_size(feed, group)
         if known.size < echo.smallest_distinct(group):

@@ -276,7 +276,7 @@ class PlannedBatch(Batch):
         what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
             f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows}, window=None)"
+            f"max_rows={rule.max_rows})"
         )
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:

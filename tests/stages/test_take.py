@@ -158,7 +158,7 @@ def test_with_a_cache_and_echoes_it_counts() -> None:
         (lambda p: p.map(abs, on_error=3).take(3), r"cannot follow map\(abs\)"),
         (lambda p: p.echo(2).take(3), r"cannot follow echo\(2\)"),
         (lambda p: p.batch(2).take(3), r"cannot follow batch\(2\)"),
-        (lambda p: p.take(0), "at least one example, not 0"),
+        (lambda p: p.take(0), "takes a number from 1 on, not 0"),
     ],
 )
 def test_it_is_refused_where_numbers_do_not_tell(build: Any, says: str) -> None:
@@ -167,7 +167,7 @@ def test_it_is_refused_where_numbers_do_not_tell(build: Any, says: str) -> None:
 
 
 def test_a_loader_ends_by_steps() -> None:
-    with pytest.raises(ValueError, match=r"\.steps\(3\) ends an epoch"):
+    with pytest.raises(ValueError, match=r"\.steps\(n\) ends an epoch"):
         stoker.from_loader([1, 2, 3, 4]).take(3)
 
 

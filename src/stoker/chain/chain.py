@@ -168,7 +168,7 @@ class Chain:
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
         stages = tuple(
-            replace(stage, among=None) if isinstance(stage, Shard) else stage
+            replace(stage, among=()) if isinstance(stage, Shard) else stage
             for stage in self.stages
         )
         return replace(self, stages=stages, is_seed_open=False)
@@ -290,8 +290,13 @@ class Chain:
     @property
     def awaits_seed(self) -> bool:
         """Whether rank 0 decides the seed, so that it is unknown before ``iter()``."""
-        among = None if self.shard is None else self.shard.among
-        return self.is_seed_open and among is not None and len(among) > 1
+        return self.is_seed_open and bool(self.among)
+
+    @property
+    def among(self) -> tuple[int, ...]:
+        """The numbers of the ranks that compare their pipelines; none where there are not two."""
+        among = () if self.shard is None else self.shard.among
+        return among if len(among) > 1 else ()
 
     @property
     def draws(self) -> bool:

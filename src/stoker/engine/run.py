@@ -70,7 +70,7 @@ class Run:
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self._cache = plan.cache
+        self._cache = None if plan.cache is None else plan.cache.cache
         self._cache_before = self._cache.counts() if self._cache is not None else None
         if self._cache_before is not None:
             setup.autotuner.begin_epoch(self._cache_before.misses)

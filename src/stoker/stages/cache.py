@@ -20,7 +20,6 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.stats import CacheCounts, CacheStats
 
 # Files whose sizes are asked for, to estimate all: enough to tell half of the memory from all of
 # it.
@@ -202,18 +201,6 @@ class CacheStage(ChainStage):
         notes = [each for each in (nodes, str(self.forecast or "")) if each]
         return "  " + ": ".join(notes) if notes else ""
 
-    def flush(self) -> None:
-        """Wait until what this process has offered is written; not for long."""
-        self.cache.flush()
-
-    def counts(self) -> CacheCounts:
-        """Return the counts so far."""
-        return self.cache.counts()
-
-    def stats(self, since: CacheCounts | None) -> CacheStats:
-        """Return the counts after ``since``, and the state of the store."""
-        return self.cache.stats(since)
-
     def find(
         self,
         source: IndexedSource,
@@ -281,10 +268,6 @@ class CacheStage(ChainStage):
         if source.is_numbered:
             return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
-
-    def read_ahead(self, indices: NDArray[np.int64]) -> None:
-        """Have read what is on a disk, and comes soon."""
-        self.cache.read_ahead(indices)
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""

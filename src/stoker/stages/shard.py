@@ -178,7 +178,7 @@ class Shard(ChainStage):
         rank, world, uneven: its arguments.
         assumed: whether this is taken for the only process because nothing tells of others.
         among: the numbers in the process group of the ranks that share an epoch, and compare
-            their pipelines; None where rank and world were given, or there is no group.
+            their pipelines; none where rank and world were given, or there is no group.
         padding: how parts are padded, if they are.
         balance: by which sizes global batches are dealt, if they are; ``costs``: those of the
             source's examples.
@@ -188,7 +188,7 @@ class Shard(ChainStage):
     world: int
     uneven: bool
     assumed: bool = False
-    among: tuple[int, ...] | None = None
+    among: tuple[int, ...] = ()
     padding: Padding | None = None
     balance: Balance | None = None
     costs: Costs | None = None
@@ -214,10 +214,10 @@ class Shard(ChainStage):
             raise CombinationError(".shard() takes rank= and world=, or a mesh")
         if mesh_dims is not None and mesh is None:
             raise CombinationError(".shard(): mesh_dims= needs a mesh: give the mesh first")
-        assumed, among = False, None
+        assumed, among = False, tuple[int, ...]()
         if rank is None:
             rank, world, among = _found(mesh, mesh_dims)
-            assumed = among is None and world == 1
+            assumed = not among and world == 1
         for name, value in (("rank", rank), ("world", world)):
             if not is_whole_number(value):
                 raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
@@ -347,7 +347,7 @@ class Shard(ChainStage):
             )
 
     def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Shard:
-        return replace(self, rank=rank, world=world, among=None)
+        return replace(self, rank=rank, world=world, among=())
 
     def select(self, selection: Selection) -> Selection:
         part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
@@ -396,7 +396,7 @@ class Shard(ChainStage):
         return text
 
 
-def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...] | None]:
+def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
         mesh = framework_mesh()
@@ -408,7 +408,7 @@ def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple
     if group is None:
         there = find_launcher()
         if there is None:
-            return 0, 1, None
+            return 0, 1, ()
         raise ValueError(
             f".shard() found no process group, but {there.variable}={there.world} in the "
             "environment: call torch.distributed.init_process_group first, or give "

@@ -168,8 +168,7 @@ class Chain:
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
         stages = tuple(
-            replace(stage, among=()) if isinstance(stage, Shard) else stage
-            for stage in self.stages
+            replace(stage, among=()) if isinstance(stage, Shard) else stage for stage in self.stages
         )
         return replace(self, stages=stages, is_seed_open=False)
 

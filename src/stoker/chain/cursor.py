@@ -14,8 +14,6 @@ from typing import Any
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
 from stoker.basics.resources import process_group
-from stoker.basics.validate import is_whole_number
-from stoker.chain import state
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
@@ -32,7 +30,6 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
-from stoker.stats import Clock
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
 # batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are
@@ -72,7 +69,6 @@ class Cursor(Bookmark):
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()
         self._before_iter: dict[str, Any] = {}  # its attributes then
-        self._skip = 0  # outputs of the next epoch to skip, from its beginning
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in a loaded one; closes a live iterator."""
@@ -193,29 +189,6 @@ class Cursor(Bookmark):
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
         return PipelineIterator(run, self._end, epoch_listener(run))
-
-    def resume_at(self, outputs: Any) -> None:
-        """Have the next ``iter()`` begin after ``outputs`` outputs of its epoch.
-
-        Raises ValueError if that is not a whole number from 0.
-        """
-        if not is_whole_number(outputs) or outputs < 0:
-            raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
-        self._skip = int(outputs)
-
-    def _asked_to_skip(self) -> int:
-        return 0 if self._live() is not None or self._pending else self._skip
-
-    def where(self) -> tuple[int, Position, Clock]:
-        is_left = self._live_run() is None and not self._fresh_start
-        if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
-            return self.epoch + 1, Position(), self.before + self.of_epoch()
-        return super().where()
-
-    def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
-        loaded = super().load(states, elastic=elastic)
-        self._skip = loaded.skip
-        return loaded
 
     def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return the position to begin at so as to skip outputs, and how many to make and drop."""

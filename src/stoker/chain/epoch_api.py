@@ -107,10 +107,12 @@ class EpochApi(Generic[T]):
 
         def __getattr__(self, name):
             """Name ``as_dataloader()`` to what looks for the parts of a ``DataLoader``."""
-            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _OF_A_LOADER:
-                missing += ": pipeline.as_dataloader() has what a framework looks for"
-            raise AttributeError(missing)
+                raise AttributeError(
+                    f"a pipeline has no {name}: pipeline.as_dataloader() has what a framework looks "
+                    "for"
+                )
+            return object.__getattribute__(self, name)  # raises again what a property raised
 
     @property
     def epoch(self) -> int:

@@ -109,7 +109,7 @@ class EpochApi(Generic[T]):
             """Name ``as_dataloader()`` to what looks for the parts of a ``DataLoader``."""
             if name in _OF_A_LOADER:
                 raise AttributeError(
-                    f"a pipeline has no {name}: pipeline.as_dataloader() has what frameworks look for"
+                    f"a pipeline has no {name}: pipeline.as_dataloader() has what frameworks want"
                 )
             return object.__getattribute__(self, name)  # raises again what a property raised
 

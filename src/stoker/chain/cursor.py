@@ -13,7 +13,6 @@ from typing import Any
 
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
-from stoker.basics.resources import process_group
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
@@ -30,6 +29,7 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
+from stoker.frameworks.rank import process_group
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
 # batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are

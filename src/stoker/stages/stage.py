@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 

@@ -18,7 +18,7 @@ from stoker.cluster.workers.actor_pool import Actor, ActorPool
 from stoker.cluster.workers.link_channel import FlatValue, Inbox
 from stoker.cluster.workers.ray_actor import PURPOSE
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.workers.tasks import Answer, Request
+from stoker.engine.workers.requests import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError
 from stoker.transport.secret import Secret

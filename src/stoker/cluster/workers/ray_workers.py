@@ -15,7 +15,7 @@ from stoker.basics.resources import usable_cores
 from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
 from stoker.engine.work.work import Work
-from stoker.engine.workers.tasks import Answer, Request
+from stoker.engine.workers.requests import Answer, Request
 from stoker.engine.workers.threads import WorkerPool
 
 # For the first actor, whose process may take long to start: it imports the pipeline's modules.

@@ -14,8 +14,8 @@ from stoker.engine.plan.points import (
     Part,
 )
 from stoker.engine.plan.segment import Segment
+from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage

@@ -23,7 +23,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.stages import StagePlan
 
 FULL = settings.get_current_profile_name() == "full"
 
@@ -298,8 +297,8 @@ class Halve(stoker.Stage):
 
     on: str | int
 
-    def lower(self, plan: StagePlan) -> StagePlan:
-        return plan.map(halve, on=self.on)
+    def lower(self, pipeline: stoker.Pipeline[Any]) -> stoker.Pipeline[Any]:
+        return pipeline.map(halve, on=self.on)
 
 
 @stoker.thread_safe

@@ -158,8 +158,8 @@ assert stoker.testing.equal({"x": np.arange(3)}, {"x": np.arange(3)})
 
 # %% stoker.Pipeline.apply
 class Halves(stoker.Stage):
-    def lower(self, plan):
-        return plan.map(lambda x: x / 2, on=0)
+    def lower(self, pipeline):
+        return pipeline.map(lambda x: x / 2, on=0)
 
 
 train = data.apply(Halves())

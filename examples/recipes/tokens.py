@@ -73,9 +73,9 @@ def save():
 @torch.no_grad()
 def valid_loss():
     model.eval()
-    losses = [model(inputs, targets) * len(inputs) for inputs, targets in valid]
+    losses = [(model(inputs, targets) * len(inputs), len(inputs)) for inputs, targets in valid]
     model.train()
-    return sum(losses).item() / len(valid.dataset)
+    return sum(loss for loss, _ in losses).item() / sum(rows for _, rows in losses)
 
 
 while train.clock.steps < STEPS:

@@ -159,16 +159,6 @@ def _options(
     pass
 
 
-@app.command(
-    hidden=True,
-    context_settings=_ANY_ARGUMENTS,
-)
-def demo() -> None:
-    """Say where the demo is: in the repository, not in the package."""
-    typer.echo("stoker demo: the demo is in stoker's repository: run scripts/demo there", err=True)
-    raise typer.Exit(2)
-
-
 caches = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.dataloader_api import DataLoaderApi
+from stoker.chain.epoch_api import EpochApi
 from stoker.chain.fate import Fate
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, key_of, next_output
-from stoker.chain.iterator import PipelineIterator, T
+from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
@@ -49,7 +49,7 @@ Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
 
-class Pipeline(DataLoaderApi, Generic[T]):
+class Pipeline(EpochApi[T]):
     """A chain of stages over a source, and a cursor: epoch, position, statistics.
 
     Each method returns a new pipeline with a fresh cursor and leaves this one unchanged. Each
@@ -637,18 +637,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         that a pipeline can be built and printed anywhere.
         """
         return self._then(To.of(device))
-
-    def __iter__(self) -> PipelineIterator[T]:
-        """Start the next epoch, or continue a loaded one."""
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        """Return the batches (or examples, without batches) of the running epoch, or the next.
-
-        Raises TypeError if the number is not known in advance: for streams, loaders without a
-        length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
-        """
-        return self._cursor.count()
 
     def record(self) -> dict[str, Any]:
         """Return what ``.echo("auto")``, or ``.batch(late=)``, decided so far, ready for JSON.

@@ -149,8 +149,8 @@ def test_a_stage_of_one_s_own_is_still_known() -> None:
         def describe(self) -> str:
             return "both"
 
-        def lower(self, plan: Any) -> Any:
-            return plan.map(decoded).map(unchanged)
+        def lower(self, pipeline: Any) -> Any:
+            return pipeline.map(decoded).map(unchanged)
 
     bare = stoker.from_dataset(Files(40), seed=0).apply(Both()).batch(4).workers(0)
     cached = bare.cache("auto")

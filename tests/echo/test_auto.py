@@ -265,8 +265,9 @@ def assert_apart(
 
 def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
     """Return how many fresh items each step of an epoch took, as far as is decided."""
-    point, echo = pipeline.chain.plan.pool, decode(pipeline.record(), None).echoes[0]
+    point, echo = pipeline.chain.plan.pool, decode(pipeline.record(), None).echo
     assert point is not None
+    assert echo is not None
     return [min(code, point.group) for code in echo.epochs[epoch].codes]
 
 
@@ -380,7 +381,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "no record": (lambda: chain().replay({"epochs": 3}), stoker.StateError, "no record"),
     "a damaged record": (
-        lambda: chain().replay({**sound_record(), "echoes": {"0": {}}}),
+        lambda: chain().replay({**sound_record(), "echo": {}}),
         stoker.StateError, "damaged",
     ),
     "a record of another format": (
@@ -433,8 +434,8 @@ def test_print_says_where_it_echoes(point: str) -> None:
 class Jittering(stoker.stages.Stage):
     """A user's stage that is random."""
 
-    def lower(self, plan: Any) -> Any:
-        return plan.map(abs).random_map(jitter)
+    def lower(self, pipeline: Any) -> Any:
+        return pipeline.map(abs).random_map(jitter)
 
 
 def test_by_default_8_uses_are_the_most_only_before_augmentation() -> None:
@@ -836,7 +837,7 @@ def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) 
     pipeline = CARRIED[case]()
     found, states = epochs_of(pipeline, 3)
     record = through_json(pipeline.record())
-    carried = ["carried" in epoch for epoch in record["echoes"]["0"]["epochs"].values()]
+    carried = ["carried" in epoch for epoch in record["echo"]["epochs"].values()]
     assert carried == [False, True, True]
     again = CARRIED[case]().replay(record)
     assert epochs_of(again, 3)[0] == found
@@ -950,13 +951,13 @@ def test_what_is_left_or_gone_to_begins_with_an_empty_pool() -> None:
     list(pipeline)
     pipeline.set_epoch(1)  # as trainers do: it is the next one anyway
     next(iter(pipeline))
-    assert "carried" in pipeline.record()["echoes"]["0"]["epochs"]["1"]
+    assert "carried" in pipeline.record()["echo"]["epochs"]["1"]
     assert ids(next(iter(pipeline)))  # it was left
-    assert "carried" not in pipeline.record()["echoes"]["0"]["epochs"]["2"]
+    assert "carried" not in pipeline.record()["echo"]["epochs"]["2"]
     list(pipeline)
     pipeline.set_epoch(7)
     list(pipeline)
-    assert "carried" not in pipeline.record()["echoes"]["0"]["epochs"]["7"]
+    assert "carried" not in pipeline.record()["echo"]["epochs"]["7"]
 
 
 def test_an_iterator_that_gives_nothing_leaves_the_pool_as_it_was() -> None:
@@ -975,7 +976,7 @@ def test_a_record_of_a_carried_pool_that_is_damaged_is_refused() -> None:
     list(pipeline)
     list(pipeline)
     record = through_json(pipeline.record())
-    record["echoes"]["0"]["epochs"]["1"]["carried"]["first"] = -(10**6)
+    record["echo"]["epochs"]["1"]["carried"]["first"] = -(10**6)
     again = slow(40, "before", auto()).replay(record)
     list(again)
     with pytest.raises(stoker.StateError, match="the record is damaged"):
@@ -1153,7 +1154,9 @@ def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(poin
         during = through_json(pipeline.record())
     after = through_json(pipeline.record())
     for record in (during, after):
-        decided = len(decode(record, None).echoes[0].epochs[0].codes)
+        echo = decode(record, None).echo
+        assert echo is not None
+        decided = len(echo.epochs[0].codes)
         assert decided >= 5
         rest: list[list[int]] = []
         with leaving_nothing():

@@ -257,7 +257,7 @@ def test_a_filter_point_has_the_budgets_of_the_segment_before_it(chain: Chain) -
             assert part.stage.budgets == {0: chain.budget, **own}
     accounts = [one.account for s in chain.plan.segments for one in s.operations if one.account]
     assert len(accounts) == len(set(accounts))
-    assert all(account <= chain.accounts for account in accounts)
+    assert all(account <= len(chain.stages) for account in accounts)
 
 
 @few(60)
@@ -287,8 +287,8 @@ def test_lowering_twice_gives_equal_plans_that_share_no_part(chain: Chain) -> No
 
 def test_a_stream_is_shuffled_through_its_buffer() -> None:
     examples = stoker.from_iterable(range(9), seed=0)
-    assert examples.chain.plan.buffer == 1
-    assert examples.shuffle(buffer=7).chain.plan.buffer == 7
+    assert examples.chain.selection.buffer == 1
+    assert examples.shuffle(buffer=7).chain.selection.buffer == 7
 
 
 def test_a_cache_stands_among_the_operations_and_in_the_names() -> None:

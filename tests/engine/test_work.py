@@ -103,7 +103,7 @@ def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> Non
     error = error_of(values[1])
     assert error.stage == "map(fail_on_three)"
     assert error.index == order.span(8, 9)[0]  # its address, not its value
-    assert (values[1].part, values[1].account) == (0, chain.maps[0].account)
+    assert (values[1].part, values[1].account) == (0, chain.plan.maps[0].account)
     assert values[1].account > 0
 
 

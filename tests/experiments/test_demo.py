@@ -24,7 +24,6 @@ from experiments.screen import Screen
 from experiments.settings import Settings
 from experiments.storage import Source, in_memory, storage_of
 from experiments.workloads import one_thread
-from stoker.cli import app
 
 TINY = Settings(
     digits=DigitSpec(train=400, test=40),
@@ -135,11 +134,3 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(tmp_path: Path) ->
     assert len(accuracies[0]) == 8
     assert accuracies[1] == accuracies[0]
     assert accuracies[2] == accuracies[0]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--seeds", "5", "--remote"]])
-def test_the_installed_command_says_where_the_demo_is(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["demo", *arguments])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "run scripts/demo" in result.stderr
-    assert result.stderr.count("\n") == 1

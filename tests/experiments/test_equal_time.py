@@ -69,7 +69,7 @@ def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
         empty = pipeline(pool=cap * group, max_factor=cap)
         made = empty.record()
         echo = EchoRecord(cap * group, epochs)
-        fed = empty.replay(encode(made["seed"], made["pipeline"], {0: echo}))
+        fed = empty.replay(encode(made["seed"], made["pipeline"], echo, {}))
     with closing(epoch_after_epoch(fed)) as batches:
         for step, items in enumerate(found.items):
             assert sorted(np.asarray(next(batches)).tolist()) == sorted(items.tolist()), step

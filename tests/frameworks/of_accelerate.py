@@ -192,16 +192,15 @@ def resumed_quietly(pipeline: Any) -> Any:
 
 def skips(kind: str) -> None:
     whole = [batch["ids"].tolist() for batch in chain().batch(8)]
-    for train in (chain().batch(8), chain().batch(8).as_dataloader()):
-        rest = skip_first_batches(train, 4)
-        assert [batch["ids"].tolist() for batch in rest] == whole[4:]
+    rest = skip_first_batches(chain().batch(8).as_dataloader(), 4)
+    assert [batch["ids"].tolist() for batch in rest] == whole[4:]
     echoed = stoker.echo(DataLoader(Numbered(), 8), 2, seed=0)  # type: ignore[arg-type]
     everything = [batch["ids"].tolist() for batch in echoed]
     echoed.set_epoch(0)
     rest = skip_first_batches(echoed.as_dataloader(), 5)
     assert [batch["ids"].tolist() for batch in rest] == everything[5:]
-    with pytest.raises(stoker.StokerError, match="as_dataloader"):
-        list(skip_first_batches(echoed, 5))
+    with pytest.raises(AttributeError, match="as_dataloader"):
+        skip_first_batches(echoed, 5)
 
 
 def unsharded(kind: str) -> None:

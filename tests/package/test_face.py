@@ -236,52 +236,47 @@ def test_what_the_clock_decided_is_not_skipped_by_number() -> None:
 # -- attributes
 
 
-def test_a_pipeline_shows_its_next_epoch() -> None:
+def test_as_a_dataloader_a_pipeline_shows_its_next_epoch() -> None:
     pipeline = small(22)
-    assert len(pipeline.dataset) == 22
-    assert (pipeline.batch_size, pipeline.drop_last) == (4, False)
-    assert isinstance(pipeline.sampler, SequentialSampler)  # of batches: nobody need shuffle them
-    assert isinstance(pipeline.batch_sampler, BatchSampler)
+    loader = pipeline.as_dataloader()
+    assert len(loader.dataset) == 22
+    assert (loader.batch_size, loader.drop_last) == (4, False)
+    assert isinstance(loader.sampler, SequentialSampler)  # of batches: nobody need shuffle them
+    assert isinstance(loader.batch_sampler, BatchSampler)
     made = DataLoader(
-        pipeline.dataset, batch_sampler=pipeline.batch_sampler, collate_fn=pipeline.collate_fn
+        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
     )
     assert len(made) == 6
     assert batches(made) == batches(small(22))
     assert pipeline.epoch == 1
-    unbatched = stoker.from_arrays(np.arange(4), seed=0)
-    assert unbatched.batch_size is None
-    assert stoker.from_arrays(np.arange(4), seed=0).batch(3, drop_last=True).drop_last
+    assert stoker.from_arrays(np.arange(4)).batch(3, drop_last=True).as_dataloader().drop_last
 
 
 def test_an_index_of_the_epoch_is_a_place_and_no_batch_may_be_left_out() -> None:
-    pipeline = small()
+    loader = small().as_dataloader()
     with pytest.raises(TypeError, match="has no indices"):
-        pipeline.dataset[0]
-    places = list(zip(range(4), pipeline.batch_sampler, strict=False))
-    given = [pipeline.dataset[places[0][1][0]]]
+        loader.dataset[0]
+    places = list(zip(range(4), loader.batch_sampler, strict=False))
+    given = [loader.dataset[places[0][1][0]]]
     with pytest.raises(stoker.StokerError, match=r"shard a pipeline by \.shard\(\)"):
-        pipeline.dataset[places[2][1][0]]
+        loader.dataset[places[2][1][0]]
     assert batches(given) == batches(small())[:1]
     del places
 
 
-def test_over_a_loader_the_answers_are_the_loader_s_and_make_no_loader_without_the_pipeline() -> (
-    None
-):
-    data: Any = torch.arange(20)
-    sampler: Any = DistributedSampler(data, 2, 0)
-    loader: Any = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, True))
-    pipeline = stoker.echo(loader, 2, seed=0)
-    assert pipeline.dataset is data
-    assert pipeline.batch_sampler.sampler is sampler  # where frameworks set the epoch
-    assert pipeline.collate_fn is loader.collate_fn
-    assert len(pipeline.batch_sampler) == len(loader)
-    with pytest.raises(stoker.StokerError, match=r"as_dataloader\(\)"):
-        iter(pipeline.batch_sampler)
-    pipeline.set_epoch(3)
+def test_what_looks_for_the_parts_of_a_loader_is_told_where_they_are() -> None:
+    for name in ("dataset", "sampler", "batch_sampler", "collate_fn"):
+        with pytest.raises(AttributeError, match=r"as_dataloader\(\)"):
+            getattr(small(), name)
+    with pytest.raises(AttributeError, match=r"no attribute 'missing'$"):
+        _ = small().missing  # type: ignore[attr-defined]
+
+
+def test_a_loader_s_sampler_is_told_the_epoch() -> None:
+    sampler: Any = DistributedSampler(torch.arange(20), 2, 0)  # type: ignore[arg-type]
+    loader: Any = DataLoader(torch.arange(20), batch_sampler=BatchSampler(sampler, 4, True))  # type: ignore[arg-type]
+    stoker.echo(loader, 2, seed=0).set_epoch(3)
     assert sampler.epoch == 3
-    with pytest.raises(AttributeError):
-        _ = stoker.from_loader([np.arange(3)]).sampler
 
 
 def test_a_pipeline_is_a_dataloader_where_only_that_will_do() -> None:

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 import stoker
 from stoker import sources
 from stoker.sources import Indices
-from stoker.stages import StagePlan
 from stoker.testing import check_resume
 from strategies import few, frozen, stream, through_json
 
@@ -780,19 +779,19 @@ class Lowered(stoker.Stage):
 
     how: Any
 
-    def lower(self, plan: StagePlan) -> Any:
-        return self.how(plan)
+    def lower(self, pipeline: stoker.Pipeline[Any]) -> Any:
+        return self.how(pipeline)
 
     def describe(self) -> str:
         return "lowered"
 
 
 MISLOWERED = {
-    "nothing": lambda plan: None,
-    "a number": lambda plan: 5,
-    "workers": lambda plan: plan.map(_same).workers(0),
-    "steps": lambda plan: plan.steps(3),
-    "another pipeline": lambda plan: stoker.from_dataset([1, 2]).map(_same),
+    "nothing": lambda p: None,
+    "a number": lambda p: 5,
+    "workers": lambda p: p.map(_same).workers(0),
+    "steps": lambda p: p.steps(3),
+    "another pipeline": lambda p: stoker.from_dataset([1, 2]).map(_same),
 }
 
 
@@ -829,8 +828,8 @@ def test_errors_and_print_name_the_stage() -> None:
     assert ".lowered: lowered: map(_same)" in str(nested)
 
 
-def _mapped(plan: StagePlan) -> StagePlan:
-    return plan.map(_same)
+def _mapped(pipeline: stoker.Pipeline[Any]) -> stoker.Pipeline[Any]:
+    return pipeline.map(_same)
 
 
 @dataclass(frozen=True)
@@ -839,8 +838,8 @@ class Halves(stoker.Stage):
 
     says: bool = True
 
-    def lower(self, plan: StagePlan) -> StagePlan:
-        return plan.map(_same).filter(self.is_kept).map(_same)
+    def lower(self, pipeline: stoker.Pipeline[Any]) -> stoker.Pipeline[Any]:
+        return pipeline.map(_same).filter(self.is_kept).map(_same)
 
     @stoker.thread_safe
     def is_kept(self, number: int) -> bool:
@@ -864,8 +863,8 @@ def test_a_stage_says_what_its_steps_leave_open(workers: int) -> None:
     check_resume(lambda: stoker.from_dataset(range(20), seed=0).apply(Halves()).batch(3))
 
 
-def _halves(plan: StagePlan) -> StagePlan:
-    return plan.apply(Halves())
+def _halves(pipeline: stoker.Pipeline[Any]) -> stoker.Pipeline[Any]:
+    return pipeline.apply(Halves())
 
 
 def test_a_stage_stays_where_the_data_grows() -> None:

@@ -359,9 +359,8 @@ def test_a_state_of_other_sizes_is_refused() -> None:
     assert len(list(later)) == len(later) or later.epoch == 1
 
 
-def test_the_dataloader_api_shows_no_batch_size() -> None:
+def test_as_a_dataloader_it_shows_no_batch_size() -> None:
     train = TOKENS.batched(TOKENS.begun())
-    assert train.batch_size is None
     loader = train.as_dataloader()
     assert loader.batch_size is None
     assert len(loader) == len(train)

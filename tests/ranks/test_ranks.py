@@ -32,7 +32,7 @@ TRAINED = """
         told["steps"].append(steps)
         told["seen"].append(seen)
     told["parameters"] = [p.detach().flatten().tolist() for p in model.parameters()]
-    told["record"] = train.record()["echoes"]["0"]["epochs"]
+    told["record"] = train.record()["echo"]["epochs"]
 
     # And exactly so again, from the record.
     again = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(1).to("cpu")

@@ -242,12 +242,12 @@ def test_with_workers_a_cache_and_parts_of_mixtures_it_counts() -> None:
         (lambda p: p.echo(2).skip(3), r"cannot follow echo\(2\)"),
         (lambda p: p.batch(2).skip(3), r"batch\(2\): put it before \(\.resume_at\(n\)"),
         (lambda p: p.skip(-1), "from 0 on, not -1"),
-        (lambda p: p.take(0), "at least one example, not 0"),
+        (lambda p: p.take(0), "takes a number from 1 on, not 0"),
         (lambda p: p.filter(bool).take(3), r"\.take\(\) cannot follow filter\(bool\)"),
         (lambda p: p.batch(2).take(3), r"cannot follow batch\(2\)"),
-        (lambda p: stoker.from_loader([1, 2, 3]).take(2), r"\.steps\(2\) ends an epoch"),
+        (lambda p: stoker.from_loader([1, 2, 3]).take(2), r"\.steps\(n\) ends an epoch"),
         (lambda p: stoker.mix({p: 1}).skip(3), r"skip in its parts, stoker\.mix"),
-        (lambda p: stoker.from_loader([1, 2]).skip(1), r"\.resume_at\(1\) starts the next epoch"),
+        (lambda p: stoker.from_loader([1, 2]).skip(1), r"\.resume_at\(n\) starts the next epoch"),
     ],
 )
 def test_it_is_refused_where_numbers_do_not_tell(build: Any, says: str) -> None:

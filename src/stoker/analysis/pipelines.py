@@ -279,7 +279,7 @@ class PipelineJob:
             seen[stage.name] += 1  # of two stages of one name each has its own rate
             name = stage.name if seen[stage.name] == 1 else f"{stage.name} ({seen[stage.name]})"
             self.trace.stages.setdefault(name, []).append((stage.examples, stage.seconds))
-        random = {stage.name: stage.is_random for stage in self._pipeline.chain.maps}
+        random = {stage.name: stage.is_random for stage in self._pipeline.chain.plan.maps}
         behind_source = stats.stages[1:]
         costs_s = [stage.seconds / max(1, stage.examples) for stage in behind_source]
         maps = [place for place, stage in enumerate(behind_source) if stage.name in random]

@@ -46,8 +46,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     shard = chain.shard
     if shard is None:
         return chain
-    among = () if shard.among is None else shard.among
-    group = exchange_among(among) if len(among) > 1 else None
+    group = exchange_among(chain.among) if chain.among else None
     if group is None:
         if chain.is_seed_open and shard.world > 1 and chain.draws:
             raise ValueError(
@@ -72,9 +71,7 @@ def agree_epoch(chain: Chain, order: str, *, long: bool) -> None:
 
     Raises ValueError if they differ, StokerError if a rank did not call this in time.
     """
-    shard = chain.shard
-    among = () if shard is None or shard.among is None else shard.among
-    group = exchange_among(among) if order and len(among) > 1 else None
+    group = exchange_among(chain.among) if order and chain.among else None
     if group is None:
         return
     answer = group.answer(order, _same_order, chain.source.name, patience_s(long=long))

@@ -40,9 +40,10 @@ class Bookmark:
         self.position: Position | None = None  # in self.epoch, to begin at, or where it ended
         self.pool_size = PoolSize()
         self.before = Clock()  # the clock before the current epoch
+        self._skip = 0  # outputs of the next epoch to skip, from its beginning
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
-        self._records: dict[int, EchoRecord] = {}
+        self._echo_record: EchoRecord | None = None
         self._late_records: dict[int, DecidedLate] = {}
         self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
@@ -117,15 +118,20 @@ class Bookmark:
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, position, True
 
+    def resume_at(self, outputs: Any) -> None:
+        """Have the next ``iter()`` begin after ``outputs`` outputs of its epoch.
+
+        Raises ValueError if that is not a whole number from 0.
+        """
+        self._skip = _outputs(outputs)
+
     def acknowledge(self, outputs: Any) -> None:
         """Record that the trainer has finished with ``outputs`` more outputs.
 
         From then on the position counts acknowledged outputs only, in later runs, too. Raises
         ValueError if more were acknowledged than handed out, or for a wrong argument.
         """
-        if not is_whole_number(outputs) or outputs < 0:
-            raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
-        outputs = int(outputs)
+        outputs = _outputs(outputs)
         self._is_acknowledging = True
         run = self._live_run()
         earlier = min(outputs, len(self._pending))
@@ -169,12 +175,12 @@ class Bookmark:
     def _note(self, run: Run) -> None:
         late = run.late_decisions()
         if late is not None:
-            known = self._late_records.get(run.epoch)
-            self._late_records[run.epoch] = late.after(known)
-        for position, (echo, decisions) in run.decisions().items():
-            epochs = dict(self._records.get(position, echo).epochs)
-            epochs[decisions.epoch] = decisions.after(epochs.get(decisions.epoch))
-            self._records[position] = replace(echo, epochs=epochs)
+            self._late_records[run.epoch] = late.after(self._late_records.get(run.epoch))
+        decisions = run.decisions()
+        if decisions is not None:
+            known = self._echo_record or EchoRecord(self.pool_size.size, {})
+            after = decisions.after(known.epochs.get(run.epoch))
+            self._echo_record = replace(known, epochs={**known.epochs, run.epoch: after})
 
     def where(self) -> tuple[int, Position, Clock]:
         """Return the current position: the epoch, the position in it, and the clock before it.
@@ -183,6 +189,9 @@ class Bookmark:
         After the last output of an epoch it is the beginning of the next.
         """
         run = self._run
+        is_left = self._live_run() is None and not self._fresh_start
+        if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
+            return self.epoch + 1, Position(), self.before + self.of_epoch()
         if self._pending:
             epoch, oldest, before = self._pending[0]
             if oldest is None:
@@ -265,7 +274,7 @@ class Bookmark:
 
     def _asked_to_skip(self) -> int:
         """Return the outputs of the next epoch that ``resume_at`` leaves out."""
-        return 0
+        return 0 if self._live() is not None or self._pending else self._skip
 
     def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
         """Go to the position in a saved state, or in a list of the states of all ranks.
@@ -285,9 +294,9 @@ class Bookmark:
         self._must_agree, self._set_by_epoch = True, False
         self.go_to(start.epoch, start.position)
         self.pool_size = start.pool_size
-        self.before = start.before
+        self.before, self._skip = start.before, start.skip
         if chain.source.yields_batches:
-            self._records = {}  # pools begin empty, so earlier decisions cannot be replayed
+            self._echo_record = None  # pools begin empty, so earlier decisions cannot be replayed
         return start
 
     def record(self) -> dict[str, Any]:
@@ -303,7 +312,8 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return encode(self.chain.seed, self.chain.signature(), self._records, self._late_records)
+        lines = self.chain.signature()
+        return encode(self.chain.seed, lines, self._echo_record, self._late_records)
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""
@@ -351,3 +361,10 @@ class Bookmark:
         if echo is None:
             return None
         return PoolStats(echo.name, held, known.size or echo.pool or 0, known.bytes)
+
+
+def _outputs(number: Any) -> int:
+    """Check a number of outputs that the user gave."""
+    if not is_whole_number(number) or number < 0:
+        raise ValueError(f"a number of batches is a whole number from 0, not {number!r}")
+    return int(number)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
-from stoker.basics.warn import warn
 from stoker.engine.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
@@ -26,7 +25,6 @@ from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
 from stoker.stages.functions.operation import Operation
-from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
@@ -109,24 +107,24 @@ class Chain:
         )
         return replace(chain, applied=applied)
 
-    def apply(self, stage: Stage, plan: Any) -> Chain:
-        """Return this, the chain of ``plan``, with the stages that a user's stage is made of.
+    def apply(self, stage: Stage, pipeline: Any) -> Chain:
+        """Return this, the chain of ``pipeline``, with the stages that a user's stage is made of.
 
         Raises the stage's own errors, and TypeError if it did anything else than add steps.
         """
         if not isinstance(stage, Stage):
             raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
-        extended, before, name = stage.lower(plan), len(self.stages), stage.describe()
+        extended, before, name = stage.lower(pipeline), len(self.stages), stage.describe()
         chain: Any = getattr(extended, "chain", None)
         added = chain.stages[before:] if isinstance(chain, Chain) else ()
         kept = followed(self.stages, added)
         is_fit = isinstance(chain, Chain) and chain.stages[:before] == kept
         if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
             raise TypeError(
-                f"lower() of {name} returned something else than the plan that it was given with "
-                f"steps added ({type(extended).__name__}): return what the plan's methods return, "
-                "such as plan.map(fn)"
+                f"lower() of {name} returned something else than the pipeline that it was given "
+                f"with stages added ({type(extended).__name__}): return what its methods return, "
+                "such as pipeline.map(fn)"
             )
         parts = [
             replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)
@@ -169,8 +167,7 @@ class Chain:
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
         stages = tuple(
-            replace(stage, among=None) if isinstance(stage, Shard) else stage
-            for stage in self.stages
+            replace(stage, among=()) if isinstance(stage, Shard) else stage for stage in self.stages
         )
         return replace(self, stages=stages, is_seed_open=False)
 
@@ -241,16 +238,8 @@ class Chain:
         return {}
 
     def _make_on_leg(self, leg: Leg) -> Chain:
-        if leg.held is None:
-            return replace(self, leg=leg)
-        own, every = leg.held.of_rank(self.rank_world[0]), cast(tuple[Any, ...], self.stages)
-        stages = [
-            replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
-            if stage.traits.repeats and stage.counts is not None
-            else stage
-            for stage in every
-        ]
-        return replace(self, stages=tuple(stages), leg=leg)
+        stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
+        return replace(self, stages=stages, leg=leg)
 
     def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
         """Return this for another rank, number of ranks, and size of batches.
@@ -260,15 +249,8 @@ class Chain:
         if (*self.rank_world, self.size_of_batches) == (rank, world, batches):
             return self
         examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
-        stages = [
-            replace(stage, rank=rank, world=world, among=None)
-            if isinstance(stage, Shard)
-            else stage.of_size(batches, world, examples)
-            if isinstance(stage, Batch)
-            else stage
-            for stage in self.stages
-        ]
-        chain = replace(self, stages=tuple(stages))
+        stages = tuple(stage.of_ranks(rank, world, batches, examples) for stage in self.stages)
+        chain = replace(self, stages=stages)
         pool = self.plan.pool
         if pool is not None and not pool.holds_batches:
             pool.stage.check_holds(chain.batch_size)
@@ -306,8 +288,13 @@ class Chain:
     @property
     def awaits_seed(self) -> bool:
         """Whether rank 0 decides the seed, so that it is unknown before ``iter()``."""
-        among = None if self.shard is None else self.shard.among
-        return self.is_seed_open and among is not None and len(among) > 1
+        return self.is_seed_open and bool(self.among)
+
+    @property
+    def among(self) -> tuple[int, ...]:
+        """The numbers of the ranks that compare their pipelines; none where there are not two."""
+        among = () if self.shard is None else self.shard.among
+        return among if len(among) > 1 else ()
 
     @property
     def draws(self) -> bool:
@@ -324,11 +311,6 @@ class Chain:
     def operations(self) -> tuple[Operation, ...]:
         """The operations on single examples before the first pool or batch, in order."""
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
-
-    @property
-    def maps(self) -> list[Map]:
-        """Its maps and random maps, in order."""
-        return self.plan.maps
 
     @property
     def echo(self) -> Any:
@@ -362,14 +344,6 @@ class Chain:
         return self.source.yields_batches or any(s.traits.batches for s in self.stages)
 
     @property
-    def hands_out_uses(self) -> bool:
-        """Whether each output is one use of an item of its echo."""
-        last = next(
-            (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
-        )
-        return last is not None and last.traits.repeats
-
-    @property
     def batch_size(self) -> int:
         """The examples in a batch, 1 where the chain makes none."""
         return self.plan.group
@@ -384,11 +358,6 @@ class Chain:
     def drops_last(self) -> bool:
         """Whether a short last batch is left out."""
         return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether its outputs are on a device."""
-        return any(stage.traits.moves for stage in self.stages)
 
     @property
     def late(self) -> ChainStage | None:
@@ -420,11 +389,6 @@ class Chain:
     def has_workers(self) -> bool:
         """Whether workers prepare outputs while the consumer trains."""
         return self.workers is None or self.workers.count != 0
-
-    @property
-    def accounts(self) -> int:
-        """The largest account number of a skip budget."""
-        return sum(not stage.traits.caches for stage in self.stages)
 
     def __str__(self) -> str:
         names = [self.source.name, *(stage.name for stage in self.stages)]
@@ -498,11 +462,11 @@ class Chain:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_data_epoch(self, epoch: int) -> int:
-        """Return the number of outputs of a data epoch; raises as ``count`` does."""
-        return self._count_of_data_epoch(epoch, trusts_user=True)
+    def count_of_data_epoch(self, epoch: int, *, trusts_user: bool = True) -> int:
+        """Return the number of outputs of a data epoch; raises as ``count`` does.
 
-    def _count_of_data_epoch(self, epoch: int, *, trusts_user: bool) -> int:
+        ``trusts_user``: whether a user's stage may say how many items come out of it.
+        """
         limit = self.data_epoch_steps
         try:
             count = self._all_steps(epoch, trusts_user=trusts_user)
@@ -555,7 +519,7 @@ class Chain:
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(epoch, trusts_user=False)
+            return self.count_of_data_epoch(epoch, trusts_user=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 
@@ -566,50 +530,15 @@ class Chain:
         return self.most_examples() * (1 if self.echo is None else self.echo.max_factor)
 
     def check_start(self) -> None:
-        """Prepare for an epoch: check the number of ranks, and let each stage prepare.
+        """Let each stage prepare for an epoch.
 
         Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
         """
         if self.record is not None:
             self.record.check_fits(self.seed, self.signature())
-        self._check_ranks()
         for stage in self.stages:
             stage.begin(self)
-
-    def _check_ranks(self) -> None:
-        """Raise ValueError if ranks would take unequal numbers of steps; warn if not sharded."""
-        share = self.selection.share
-        if share is not None and share.padding is not None:
-            return  # the padding's own stage checks it
-        if share is not None and share.world > 1 and self.steps is None:
-            if self.follows_clock and (share.uneven or process_group() is None):
-                raise CombinationError(
-                    '.echo("auto") on several ranks needs equal parts and a process group to agree '
-                    "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
-                    "factor"
-                )
-            decides = self.packs or any(stage.traits.filters for stage in self.stages)
-            ranks_agree = self.follows_clock and not decides
-            if not share.uneven and self.may_leave_out and not ranks_agree:
-                if self.packs:
-                    raise CombinationError(
-                        ".shard() gives every rank equally many steps, but the number of packed "
-                        "sequences differs between ranks: end epochs with .steps(n)"
-                    )
-                raise CombinationError(
-                    ".shard() gives every rank equally many steps, but filters, scans and skip "
-                    "budgets may leave them unequal: leave examples out before sharding "
-                    "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
-                    ".shard(uneven=True) and torch's Join"
-                )
-        self.source.warn_unsharded(is_sharded=share is not None)
-        if share is not None and not share.uneven and self.source.is_indexed:
-            count = self.source.count()
-            if 0 < count < share.world:
-                warn(
-                    f"{count} examples are fewer than {share.world} ranks: equal parts of "
-                    "them are empty (.shard(uneven=True) keeps them)",
-                )
+        self.source.warn_unsharded(is_sharded=self.shard is not None)
 
     def workers_here(self) -> Workers:
         """Return the workers: the user's choice, or threads."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
-from stoker.basics.validate import is_whole_number
-from stoker.chain import state
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
@@ -32,7 +30,6 @@ from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.frameworks.rank import process_group
-from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
 # batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are
@@ -52,16 +49,8 @@ def _allocator(chain: Chain) -> Callable[[int], memoryview]:
     return next((allocate for allocate in each if allocate is not None), allocate_aligned)
 
 
-class _Before(NamedTuple):
-    """The attributes of a cursor before ``iter()``."""
-
-    epoch: int
-    position: Position | None
-    fresh_start: bool
-    before: Clock
-    run: Run | None
-    skip: int
-    totals_before: Totals
+_POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_totals_before")
+"""The attributes of a cursor that ``iter()`` changes."""
 
 
 class Cursor(Bookmark):
@@ -79,8 +68,7 @@ class Cursor(Bookmark):
         )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()
-        self._before_iter: _Before | None = None
-        self._skip = 0  # outputs of the next epoch to skip, from its beginning
+        self._before_iter: dict[str, Any] = {}  # its attributes then
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in a loaded one; closes a live iterator."""
@@ -139,7 +127,7 @@ class Cursor(Bookmark):
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
         """Start an epoch of the data, or go on in a loaded one."""
         self._measure()
-        chain = self.chain
+        chain, was = self.chain, {name: getattr(self, name) for name in _POSITION}
         skip, self._skip = self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
@@ -175,7 +163,8 @@ class Cursor(Bookmark):
             loop = calling_loop()
             run.wrapper = loop.framework if loop.reads_ahead else None
         iterator = self._iterate(run)
-        self._note_start(epoch, run, iterator, skip, totals_before)
+        self._before_iter, self._totals_before = was, totals_before
+        self._note_start(epoch, run, iterator)
         for _ in itertools.islice(iterator, rest):
             pass
         return iterator
@@ -200,29 +189,6 @@ class Cursor(Bookmark):
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
         return PipelineIterator(run, self._end, epoch_listener(run))
-
-    def resume_at(self, outputs: Any) -> None:
-        """Have the next ``iter()`` begin after ``outputs`` outputs of its epoch.
-
-        Raises ValueError if that is not a whole number from 0.
-        """
-        if not is_whole_number(outputs) or outputs < 0:
-            raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
-        self._skip = int(outputs)
-
-    def _asked_to_skip(self) -> int:
-        return 0 if self._live() is not None or self._pending else self._skip
-
-    def where(self) -> tuple[int, Position, Clock]:
-        is_left = self._live_run() is None and not self._fresh_start
-        if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
-            return self.epoch + 1, Position(), self.before + self.of_epoch()
-        return super().where()
-
-    def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
-        loaded = super().load(states, elastic=elastic)
-        self._skip = loaded.skip
-        return loaded
 
     def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return the position to begin at so as to skip outputs, and how many to make and drop."""
@@ -249,20 +215,10 @@ class Cursor(Bookmark):
         if not plan.carries_pool or record is None or point is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(0, epoch, items, point.stage.max_factor, point.group)
+        moment = record.carried_pool(epoch, items, point.stage.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
-    def _note_start(
-        self,
-        epoch: int,
-        run: Run,
-        iterator: PipelineIterator[Any],
-        skip: int,
-        totals_before: Totals,
-    ) -> None:
-        was = self.epoch, self.position, self._fresh_start, self.before
-        self._before_iter = _Before(*was, self._run, skip, self._totals_before)
-        self._totals_before = totals_before
+    def _note_start(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:
         if not self._fresh_start:  # the epoch before was left early
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, None, False
@@ -306,15 +262,7 @@ class Cursor(Bookmark):
 
     def _go_back(self) -> None:
         """Restore the attributes from before ``iter()``; statistics of a failed run are kept."""
-        run = self._run
-        assert self._before_iter is not None
-        assert run is not None
-        before = self._before_iter
-        self.epoch, self.position, self._fresh_start = (
-            before.epoch,
-            before.position,
-            before.fresh_start,
-        )
-        self.before, self._skip = before.before, before.skip
-        if not run.was_asked:
-            self._run, self._totals_before = before.run, before.totals_before
+        kept = self._run, self._totals_before
+        vars(self).update(self._before_iter)
+        if kept[0] is not None and kept[0].was_asked:
+            self._run, self._totals_before = kept

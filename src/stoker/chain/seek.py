@@ -24,7 +24,6 @@ from stoker.schedule.leg import Leg, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
-from stoker.schedule.selection import Cut
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 from stoker.steps.echo import DEFAULT_POOL_BATCHES, pool_key
@@ -148,7 +147,9 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
         at = first.position if is_stream else None
         return replace(first, position=at, pool_size=PoolSize())
     try:
-        _check_leg(by)
+        by.source.check_leg(by.selection)
+        for stage in by.stages:
+            stage.check_leg(by)
         if first.rank is not None and ranks is None:
             raise StateError(
                 "what ranks have read differs here, so the states of all are needed, in a list: "
@@ -187,40 +188,6 @@ def _by_rank(states: Sequence[Loaded]) -> list[Loaded]:
 
 def _place_of(loaded: Loaded) -> tuple[int, int, int]:
     return loaded.seed, loaded.epoch, 0 if loaded.position is None else loaded.position.yielded
-
-
-def _check_leg(by: Chain) -> None:
-    """Raise StateError if other ranks, or other batches, cannot go on in the middle of an epoch."""
-    share, selection = by.selection.share, by.selection
-    by.source.check_leg(selection)
-    if share is not None:
-        if selection.last != Cut() or (not share.anew and selection.between != Cut()):
-            raise StateError(
-                ".take() and .skip() behind .shard() count each rank's examples: put them before it"
-            )
-        if share.uneven:
-            raise StateError("uneven=True gives ranks parts that do not end together")
-        if selection.is_shuffled and not share.anew:
-            raise StateError(
-                "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
-            )
-    for stage in by.stages:
-        stage.check_leg()
-    point = by.plan.pool
-    if point is None:
-        return
-    if not by.source.is_indexed:
-        raise StateError(f"how far .{point.stage.name} has read a stream is the rank's own")
-    if point.holds_batches:
-        raise StateError(f"the batches in the pool of .{point.stage.name} are the rank's own")
-    if by.may_leave_out:
-        joins = next((stage for stage in by.stages if stage.traits.joins), None)
-        if joins is not None:
-            raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
-        raise StateError(
-            f"what is left out in front of the pool of .{point.stage.name}, or behind it, is the "
-            "rank's own"
-        )
 
 
 class _RankProgress(NamedTuple):

@@ -1,7 +1,7 @@
 """Writes and reads saved states: exact at the last yielded batch, small, checked field by field.
 
-A state is JSON, with the signature of its chain and a checksum. The checksum finds damage; whether
-the values are possible is checked by ``StateSchema``.
+A state is JSON, with the signature of its chain and a checksum, which finds damage. Whether the
+values are possible, the chain that saved it tells.
 
 Values that no run of the pipeline could have saved are refused before anything is made of them, so
 that a state never takes more memory or time than the pipeline itself. The files of streams write
@@ -145,16 +145,16 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             )
         before = [check_integer(count) for count in state["before"]]
         _note_drawn(state, by)
-        fit = _schema(state, by)
-        size = pool_size_of(state["pool_sizes"], fit.plan)
-        on_record = None if chain.record is None else chain.record.echoes.get(0)
+        there = _on_leg(state, by)
+        size = _pool_size(state["pool_sizes"], there.plan)
+        on_record = None if chain.record is None else chain.record.echo
         held = size if on_record is None else PoolSize(on_record.size)
         loaded = Loaded(
             by,
             rank,
             theirs,
             check_integer(state["epoch"]),
-            position(state, fit, held),
+            _position(state, there, held),
             size,
             Clock(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,
@@ -209,8 +209,8 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     return by
 
 
-def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
-    """Return the schema of a state, from the chain that saved it."""
+def _on_leg(state: dict[str, Any], by: Chain) -> Chain:
+    """Return the chain that saved a state, on the leg of the epoch that is in it."""
     if "leg" in state:
         indexed = by.plan.indexed
         begun_by, world = check_integer(state["leg"]["begun_by"], 1), by.rank_world[1]
@@ -233,8 +233,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
             raise StateError(
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
-    examples = by.most_examples() if by.source.is_indexed else None
-    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
+    return by
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -248,26 +247,7 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-@dataclass(frozen=True)
-class StateSchema:
-    """The schema that a state must fit.
-
-    Attributes:
-        plan: the pipeline's plan.
-        examples: this rank's examples in an epoch; None over streams and loaders.
-        accounts: the largest account number of a skip budget.
-        steps: the most outputs of an epoch, from ``.steps(n)``; else None.
-        leg: the leg of the epoch, if other ranks took it over; else None.
-    """
-
-    plan: Plan
-    examples: int | None
-    accounts: int
-    steps: int | None
-    leg: Leg | None = None
-
-
-def pool_size_of(saved: Any, plan: Plan) -> PoolSize:
+def _pool_size(saved: Any, plan: Plan) -> PoolSize:
     """Read the size of the pool.
 
     Raises KeyError, ValueError or TypeError if the pipeline has no such pool.
@@ -287,44 +267,43 @@ def pool_size_of(saved: Any, plan: Plan) -> PoolSize:
     return PoolSize(check_integer(saved[_POOL], least, most))
 
 
-def position(state: dict[str, Any], fit: StateSchema, pool_size: PoolSize) -> Position | None:
-    """Read the position in an epoch; None at the beginning.
+def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position | None:
+    """Read the position in an epoch of the chain that saved it; None at the beginning.
 
     Raises StateError, KeyError, ValueError or TypeError for an impossible position.
     """
     yielded, nested = check_integer(state["yielded"]), "loader" in state
-    nodes = _list(state["parts"])
-    goes_on = fit.plan.carries_pool or fit.leg is not None
+    nodes, plan, leg, steps = _list(state["parts"]), by.plan, by.leg, by.data_epoch_steps
+    goes_on = plan.carries_pool or leg is not None
     if not yielded and not nested and not (goes_on and nodes):
-        if fit.leg is None:
-            return None
-        return Position(order=_order(state, fit.plan), leg=fit.leg)
-    if fit.steps is not None and yielded > fit.steps:
-        raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
-    iterated = fit.examples is None
+        return None if leg is None else Position(order=_order(state, plan), leg=leg)
+    if steps is not None and yielded > steps:
+        raise StateError(f"the state is at batch {yielded:,}, where .steps({steps}) never is")
+    is_iterated = not by.source.is_indexed
+    examples = compact_integers.LARGEST if is_iterated else by.most_examples()
+    accounts = sum(not stage.traits.caches for stage in by.stages)
     found = Position(
         yielded,
         check_integer(state["uses"]),
-        check_integer(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
+        check_integer(state["fresh"], 0, examples),
         spent={
-            check_integer(int(a), 0, fit.accounts): check_integer(n)
-            for a, n in state["spent"].items()
+            check_integer(int(a), 0, accounts): check_integer(n) for a, n in state["spent"].items()
         },
         filtered=check_integer(state["filtered"]),
-        loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
+        loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if is_iterated else 0),
         loader_state=state.get("loader"),
-        order=_order(state, fit.plan),
-        leg=fit.leg,
+        order=_order(state, plan),
+        leg=leg,
     )
     epoch = check_integer(state["epoch"])
-    if fit.examples is None:
+    if is_iterated:
         if nodes:
             raise ValueError("pools are in it that cannot be made again")
-        _check_iterated(fit.plan, yielded, nested, fit.leg)
+        _check_iterated(plan, yielded, nested, leg)
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        group, cuts = plan.group, None
         if plan.batches is not None:
             cuts = plan.cuts(check_integer(state["seed"], 0, None), epoch)
             examples, group = cuts.examples, cuts.largest

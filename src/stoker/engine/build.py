@@ -267,7 +267,7 @@ class EpochStreams:
             for stream in row(self._stream):
                 rest.callback(stream.clear)
             if self._plan.cache is not None:
-                rest.callback(self._plan.cache.flush)
+                rest.callback(self._plan.cache.cache.flush)
             for pool in self._worker_pools:
                 rest.callback(pool.close)
             if self._lookups is not None:

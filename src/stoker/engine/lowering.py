@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.engine.checkpoint import Bounds
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
@@ -20,9 +17,6 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import StreamContext
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.schedule.batch_plan import BatchRule
-from stoker.schedule.costs import Costs
-from stoker.schedule.orders.drawing import OrderFactory
-from stoker.schedule.orders.subset import Subset
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
@@ -59,75 +53,33 @@ class Sift:
 
 def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
-    lowering = Lowering(budget)
-    source.lower(lowering)
+    lowering, selection = Lowering(source, budget), Selection()
     for stage in stages:
+        selection = stage.select(selection)
         stage.lower(lowering)
-    return lowering.plan()
+    return lowering.plan(selection)
 
 
 class Lowering:
-    """Collects the parts of a plan from the calls of a source and its stages.
+    """Collects the parts of a plan over a source from the calls of its stages."""
 
-    The source calls one of the first two methods, then each stage one of the others.
-    """
-
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, source: Origin, budget: Budget) -> None:
         self._budget = budget
-        self._indexed: IndexedSource | None = None
-        self._iterated: Origin | None = None
-        self._selection = Selection()
-        self._buffer = 1
+        self._source = source
         self._parts: list[Part] = []
         self._segment: Segment | None = None  # the current segment
+        if not source.yields_batches:
+            self._segment = Segment(source if isinstance(source, IndexedSource) else None)
         self._on_device = False
         self._renumbered = False
         self._group = 1
         self._mask: str | None = None
         self._rule: BatchRule | None = None
-        self._batches = False  # whether items are batches by now
+        self._batches = source.yields_batches  # whether items are batches by now
 
-    def read(self, source: IndexedSource) -> None:
-        """Examples are read by number."""
-        self._indexed = source
-        self._segment = Segment(source)
-
-    def iterate(self, source: Origin) -> None:
-        """Examples, or ready batches, are taken one after another."""
-        self._iterated, self._batches = source, source.yields_batches
-        if not self._batches:
-            self._segment = Segment()
-
-    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
-        """A new order every epoch, by blocks if their ends are given.
-
-        Streams are shuffled through a buffer of so many examples.
-        """
-        self._selection, self._buffer = self._selection.shuffle(blocks), buffer
-
-    def select(self, chosen: Subset) -> None:
-        """Only chosen examples are read; they are within the selection so far."""
-        self._selection = self._selection.select(chosen)
-
-    def draw(self, drawing: OrderFactory) -> None:
-        """An order is drawn every epoch, by weights or a function."""
-        self._selection = self._selection.draw(drawing)
-
-    def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None:
-        """Only this rank's part of the epoch is read; dealt by costs, or in turns."""
-        self._selection = self._selection.shard(rank, world, uneven=uneven, costs=costs)
-
-    def pad(self, *, fills: bool, mask: str | None) -> None:
-        """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
-        self._selection, self._mask = self._selection.pad(fills=fills), mask
-
-    def take(self, count: int) -> None:
-        """Only the first ``count`` examples are read."""
-        self._selection = self._selection.take(count)
-
-    def skip(self, count: int) -> None:
-        """The first ``count`` examples are left out."""
-        self._selection = self._selection.skip(count)
+    def mark_padding(self, field: str) -> None:
+        """Batches get a field that tells what of them is padding."""
+        self._mask = field
 
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""
@@ -172,8 +124,8 @@ class Lowering:
         self._renumbered = True
         self._segment = replace(self._new(), joins=length)
 
-    def plan(self) -> Plan:
-        """Return the plan of the collected parts."""
+    def plan(self, selection: Selection) -> Plan:
+        """Return the plan of the collected parts, for the examples that the stages select."""
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
@@ -191,11 +143,12 @@ class Lowering:
             leaks, in_turn = leaks or part.is_decided, stage.in_turn
             into_pool = stage.traits.repeats or (into_pool and not stage.traits.moves)
             is_followed = is_followed or stage.is_adaptive
+        source = self._source
+        indexed = source if isinstance(source, IndexedSource) else None
         return Plan(
-            self._indexed,
-            self._iterated,
-            self._selection.in_batches(self._group),
-            self._buffer,
+            indexed,
+            source if indexed is None else None,
+            selection.in_batches(self._group),
             tuple(self._parts),
             self._group,
             self._mask,

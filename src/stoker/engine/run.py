@@ -28,7 +28,7 @@ from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
-from stoker.schedule.echo_record import DecidedLate, Decisions, EchoRecord
+from stoker.schedule.echo_record import DecidedLate, Decisions
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
@@ -71,7 +71,7 @@ class Run:
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self._cache = plan.cache
+        self._cache = None if plan.cache is None else plan.cache.cache
         self._cache_before = self._cache.counts() if self._cache is not None else None
         if self._cache_before is not None:
             setup.autotuner.begin_epoch(self._cache_before.misses)
@@ -433,16 +433,14 @@ class Run:
         head = self._streams.head
         return head is not None and head.has_raised(error)
 
-    def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
-        """Return the decisions of an adaptive echo so far, by its number among the echoes: 0."""
+    def decisions(self) -> Decisions | None:
+        """Return the decisions of an adaptive echo so far; None before any."""
         echo = self._follows
         if echo is None or not echo.has_started:
-            return {}
+            return None
         pool = echo.pool
-        on_record = EchoRecord(pool.size, {})
         carry = adaptive.pack(echo.carried) if echo.carried else None
-        codes = bytes(pool.codes)
-        return {0: (on_record, Decisions(self._setup.epoch, pool.first_step, codes, carry))}
+        return Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes), carry)
 
     @property
     def epoch(self) -> int:

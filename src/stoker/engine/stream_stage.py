@@ -23,7 +23,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
-from stoker.sources.origin import Origin, SourcePlan
+from stoker.sources.origin import Origin
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import ChainStage, EnginePlan, PoolSize
 
@@ -98,9 +98,6 @@ class StreamContext:
 
 class HeadSource(Origin):
     """A source that is iterated: of examples, or of ready batches."""
-
-    def lower(self, to: SourcePlan) -> None:
-        to.iterate(self)
 
     @abstractmethod
     def head(self, setup: EpochSetup, tally: EpochCounters) -> HeadStream:

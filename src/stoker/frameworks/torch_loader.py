@@ -8,7 +8,7 @@ them, which skips the first batches or wraps the rest, hands out the pipeline's 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.utils.data
 
@@ -17,36 +17,10 @@ from stoker.errors import StokerError
 _data: Any = torch.utils.data
 
 
-class EpochChain(Protocol):
-    """The chain of a pipeline, as far as a ``DataLoader`` shows it."""
-
-    @property
-    def source(self) -> Any: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def plans_batches(self) -> bool: ...
-    @property
-    def drops_last(self) -> bool: ...
-
-
-class Epochs(Protocol):
-    """The part of a pipeline behind a ``DataLoader``: it counts and iterates epochs."""
-
-    @property
-    def chain(self) -> EpochChain: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
-    def resume_at(self, outputs: int) -> Any: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
-
-
 class EpochPass:
     """One pass over an epoch. Its outputs are requested by number, in order."""
 
-    def __init__(self, pipeline: Epochs) -> None:
+    def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
         self._iterator: Iterator[Any] | None = None
         self._next = 0
@@ -79,7 +53,7 @@ class Place(NamedTuple):
 class EpochDataset:
     """The next epoch of a pipeline, for a ``DataLoader`` without workers."""
 
-    def __init__(self, pipeline: Epochs) -> None:
+    def __init__(self, pipeline: Any) -> None:
         self.pipeline = pipeline
 
     def __len__(self) -> int:
@@ -133,27 +107,6 @@ class EpochBatchSampler(_data.BatchSampler):  # type: ignore[misc]
         self.sampler.data_source.pipeline.set_epoch(epoch)
 
 
-class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
-    """A loader's batch sampler, as a pipeline over that loader shows it. It refuses iteration.
-
-    A loader made of it would yield batches that have not gone through the pipeline.
-    """
-
-    def __init__(self, of: Any, batch_size: int, drop_last: bool) -> None:
-        self.of = of
-        self.sampler = getattr(of, "sampler", None)
-        self.batch_size, self.drop_last = batch_size, drop_last
-
-    def __iter__(self) -> Iterator[Any]:
-        raise StokerError(
-            "a loader made of the parts of this pipeline's loader would leave the pipeline out: "
-            "give pipeline.as_dataloader() instead, or call pipeline.resume_at(n) to skip batches"
-        )
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-
 def only_batch(batches: list[Any]) -> Any:
     """Collate a list with one finished batch: return that batch."""
     (batch,) = batches
@@ -172,7 +125,7 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
     use_stateful_dataloader = True
     _is_accelerate_prepared = True
 
-    def __init__(self, pipeline: Epochs, **_given: Any) -> None:
+    def __init__(self, pipeline: Any, **_given: Any) -> None:
         """Ignore the arguments with which frameworks make it anew (a sampler, above all)."""
         # Of planned batches there is no one size, as with any batch sampler.
         size = None if pipeline.chain.plans_batches else pipeline.chain.batch_size

@@ -100,13 +100,13 @@ class RunRecord:
     Attributes:
         seed: the run's.
         pipeline: the signature that a pipeline must have for the record to fit, as in states.
-        echoes: the decisions of each echo, by its position.
+        echo: the decisions of an adaptive echo; None without one.
         late: what batches left behind, by epoch, as it was encoded.
     """
 
     seed: int
     pipeline: list[str]
-    echoes: Mapping[int, EchoRecord]
+    echo: EchoRecord | None
     late: Mapping[int, Any] = field(default_factory=dict)
 
     def check_fits(self, seed: int, pipeline: list[str]) -> None:
@@ -131,12 +131,9 @@ class RunRecord:
             raise StateError(f"the record has no epoch {epoch}; it has {known}")
         return found
 
-    def of(self, position: int, epoch: int) -> Decisions:
-        """Return the decisions of an echo in an epoch.
-
-        Raises StateError when there are none.
-        """
-        epochs = self.echoes[position].epochs if position in self.echoes else {}
+    def of(self, epoch: int) -> Decisions:
+        """Return the decisions of the echo in an epoch. Raises StateError when there are none."""
+        epochs = {} if self.echo is None else self.echo.epochs
         found = epochs.get(epoch)
         if found is None:
             known = sorted(epochs)
@@ -144,22 +141,22 @@ class RunRecord:
         return found
 
     def carried_pool(
-        self, position: int, epoch: int, items: int, max_factor: int, group: int
+        self, epoch: int, items: int, max_factor: int, group: int
     ) -> AdaptiveSnapshot | None:
-        """Return an echo's pool at the beginning of an epoch; None if it was empty.
+        """Return the echo's pool at the beginning of an epoch; None if it was empty.
 
         Args:
-            position, epoch: which echo, and which epoch.
+            epoch: which epoch.
             items: how many fresh items every epoch has.
             max_factor: how often an item is used at most.
             group: the items in a step.
 
         Raises StateError when it is not on record, or damaged.
         """
-        found = self.of(position, epoch)
-        if found.carried is None:
+        found = self.of(epoch)
+        if found.carried is None or self.echo is None:
             return None
-        fits = {"max_factor": max_factor, "size": self.echoes[position].size, "group": group}
+        fits = {"max_factor": max_factor, "size": self.echo.size, "group": group}
         try:
             return unpack(found.carried, **fits, items=items, earlier=epoch * items)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -182,30 +179,24 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
 def encode(
     seed: int,
     pipeline: list[str],
-    echoes: Mapping[int, EchoRecord],
-    late: Mapping[int, DecidedLate] | None = None,
+    echo: EchoRecord | None,
+    late: Mapping[int, DecidedLate],
 ) -> dict[str, Any]:
     """Return a record, ready for JSON. It takes little more than 1.25 bytes a step, at most."""
-    return {
-        "format": FORMAT,
-        "seed": seed,
-        "pipeline": pipeline,
-        "echoes": {
-            str(at): {
-                "pool": echo.size,
-                "epochs": {
-                    str(epoch): {
-                        "first": each.first,
-                        "codes": compact_integers.encode_bytes(np.frombuffer(each.codes, np.uint8)),
-                        **({"carried": dict(each.carried)} if each.carried else {}),
-                    }
-                    for epoch, each in echo.epochs.items()
-                },
+    record: dict[str, Any] = {"format": FORMAT, "seed": seed, "pipeline": pipeline, "echo": None}
+    if echo is not None:
+        epochs = {
+            str(epoch): {
+                "first": each.first,
+                "codes": compact_integers.encode_bytes(np.frombuffer(each.codes, np.uint8)),
+                **({"carried": dict(each.carried)} if each.carried else {}),
             }
-            for at, echo in echoes.items()
-        },
-        **({"late": {str(at): each.to_json() for at, each in late.items()}} if late else {}),
-    }
+            for epoch, each in echo.epochs.items()
+        }
+        record["echo"] = {"pool": echo.size, "epochs": epochs}
+    if late:
+        record["late"] = {str(epoch): each.to_json() for epoch, each in late.items()}
+    return record
 
 
 def decode(record: Any, uses: int | None) -> RunRecord:
@@ -216,18 +207,17 @@ def decode(record: Any, uses: int | None) -> RunRecord:
 
     Raises StateError if it is something else, or damaged.
     """
-    if not isinstance(record, Mapping) or "echoes" not in record:
+    if not isinstance(record, Mapping) or "echo" not in record:
         raise StateError("this is no record of a stoker run (pipeline.record() makes one)")
     if record.get("format") != FORMAT:
         raise StateError(
             f"the record has format {record.get('format')}; this version reads {FORMAT}"
         )
     try:
-        echoes = {int(at): _echo(echo, uses) for at, echo in record["echoes"].items()}
         return RunRecord(
             check_integer(record["seed"], 0, None),
             _texts(record["pipeline"]),
-            echoes,
+            None if record["echo"] is None else _echo(record["echo"], uses),
             {check_integer(int(at)): each for at, each in record.get("late", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

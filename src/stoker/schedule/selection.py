@@ -112,6 +112,7 @@ class Selection:
         between: the cut after one of shuffling and sharding.
         last: the cut after both.
         blocks: the ends of the blocks in the source, if the order is drawn by blocks.
+        buffer: of a stream, how many examples are shuffled among each other; 1 keeps the order.
         chosen: the indices that ``.select()`` keeps, before all else; None for all.
         drawing: draws the order of an epoch by weights or a function; None for a permutation.
         leg: the rest of an epoch that other ranks began; None for a whole epoch.
@@ -123,6 +124,7 @@ class Selection:
     between: Cut = Cut()
     last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
+    buffer: int = 1
     chosen: Subset | None = field(default=None, compare=False)
     drawing: OrderFactory | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
@@ -146,9 +148,12 @@ class Selection:
         rows += 0 if share.anew else self.between.start
         return self.first.start + begun + rows * share.world
 
-    def shuffle(self, blocks: NDArray[np.int64] | None = None) -> Selection:
-        """Return this with a new order every epoch; by blocks with these ends, or as a whole."""
-        return replace(self, is_shuffled=True, blocks=blocks)
+    def shuffle(self, blocks: NDArray[np.int64] | None = None, buffer: int = 1) -> Selection:
+        """Return this with a new order every epoch; by blocks with these ends, or as a whole.
+
+        Streams are shuffled through a buffer of so many examples.
+        """
+        return replace(self, is_shuffled=True, blocks=blocks, buffer=buffer)
 
     def select(self, chosen: Subset) -> Selection:
         """Return this for chosen indices, which are within the cut so far."""

@@ -55,18 +55,6 @@ class ChainOfSource(Protocol):
     def may_leave_out(self) -> bool: ...
 
 
-class SourcePlan(Protocol):
-    """The ways to read a source: the source calls one of these methods."""
-
-    def read(self, source: Any) -> None:
-        """Examples are read by number, from an ``IndexedSource``."""
-        ...
-
-    def iterate(self, source: Any) -> None:
-        """Examples, or ready batches, are taken one after another, from a ``HeadSource``."""
-        ...
-
-
 class Origin(ABC):
     """The beginning of a chain.
 
@@ -166,10 +154,6 @@ class Origin(ABC):
     @abstractmethod
     def extent(self) -> str:
         """Return its size, as text for ``print``."""
-
-    @abstractmethod
-    def lower(self, to: SourcePlan) -> None:
-        """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn if each of several ranks would get all examples."""
@@ -304,9 +288,6 @@ class IndexedSource(Source[Any], Origin):
         if name == "class_names" and self.class_names is not None:
             return self.class_names
         return super().attribute(name)
-
-    def lower(self, to: SourcePlan) -> None:
-        to.read(self)
 
 
 class SourceOver(IndexedSource):

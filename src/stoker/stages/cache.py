@@ -21,7 +21,6 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-    from stoker.stats import CacheCounts, CacheStats
 
 # Files whose sizes are asked for, to estimate all: enough to tell half of the memory from all of
 # it.
@@ -46,49 +45,15 @@ class Lookups(Protocol):
         ...
 
 
-class CachesOverNodes(Protocol):
-    """How caches over several nodes are made; registered in the group ``stoker.caches``.
+def caches_over(cluster: object) -> Any:
+    """Return what makes caches over a ``cluster``, by its name or by the hosts in a list.
 
-    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``. ``limit``,
-    ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is what else ``ExampleCache``
-    takes.
+    That is a module like ``cluster/opening.py``, registered in the group ``stoker.caches``: its
+    ``of_chain`` and ``of_dataset`` return an ``ExampleCache`` whose ``batch_lookups()`` returns
+    ``Lookups``.
     """
-
-    def of_chain(
-        self,
-        limit: Any,
-        *,
-        cluster: object,
-        insecure: bool,
-        source: IndexedSource,
-        operations: Sequence[Any],
-        version: str | None,
-        **settings: Any,
-    ) -> Any:
-        """Return the cache of what comes out of a source and operations."""
-        ...
-
-    def of_dataset(
-        self,
-        limit: Any,
-        *,
-        cluster: object,
-        insecure: bool,
-        kind: str,
-        examples: int,
-        version: str,
-        selects: str,
-        **settings: Any,
-    ) -> Any:
-        """Return the cache of a dataset object: its class, length, and what it ``selects``."""
-        ...
-
-
-def caches_over(cluster: object) -> CachesOverNodes:
-    """Return how caches over a ``cluster`` are made: by its name, or by the hosts in a list."""
     named = isinstance(cluster, str) and cluster in plugins.names(plugins.CACHES)
-    found: CachesOverNodes = plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
-    return found
+    return plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
 
 
 class LeftOutBefore:
@@ -237,18 +202,6 @@ class CacheStage(ChainStage):
         notes = [each for each in (nodes, str(self.forecast or "")) if each]
         return "  " + ": ".join(notes) if notes else ""
 
-    def flush(self) -> None:
-        """Wait until what this process has offered is written; not for long."""
-        self.cache.flush()
-
-    def counts(self) -> CacheCounts:
-        """Return the counts so far."""
-        return self.cache.counts()
-
-    def stats(self, since: CacheCounts | None) -> CacheStats:
-        """Return the counts after ``since``, and the state of the store."""
-        return self.cache.stats(since)
-
     def find(
         self,
         source: IndexedSource,
@@ -316,10 +269,6 @@ class CacheStage(ChainStage):
         if source.is_numbered:
             return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
-
-    def read_ahead(self, indices: NDArray[np.int64]) -> None:
-        """Have read what is on a disk, and comes soon."""
-        self.cache.read_ahead(indices)
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there."""

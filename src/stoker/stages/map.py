@@ -84,7 +84,8 @@ class Map(Operation):
             raise CombinationError(
                 "on_error= works for examples only: a stage after .batch() always raises"
             )
-        if self.repeats_only and not before.hands_out_uses:
+        last = first_with(reversed(before.stages), lambda t: t.repeats or t.batches)
+        if self.repeats_only and (last is None or not last.traits.repeats):
             raise CombinationError(
                 "repeats_only= needs an .echo() before it, and no .batch() in between, which mixes "
                 "first and later uses"

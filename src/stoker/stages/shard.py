@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
-from stoker.errors import CombinationError
+from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
 from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import PaddedDeal
-from stoker.schedule.selection import Share
+from stoker.schedule.selection import Cut, Selection, Share
 from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
@@ -177,7 +178,7 @@ class Shard(ChainStage):
         rank, world, uneven: its arguments.
         assumed: whether this is taken for the only process because nothing tells of others.
         among: the numbers in the process group of the ranks that share an epoch, and compare
-            their pipelines; None where rank and world were given, or there is no group.
+            their pipelines; none where rank and world were given, or there is no group.
         padding: how parts are padded, if they are.
         balance: by which sizes global batches are dealt, if they are; ``costs``: those of the
             source's examples.
@@ -187,7 +188,7 @@ class Shard(ChainStage):
     world: int
     uneven: bool
     assumed: bool = False
-    among: tuple[int, ...] | None = None
+    among: tuple[int, ...] = ()
     padding: Padding | None = None
     balance: Balance | None = None
     costs: Costs | None = None
@@ -213,10 +214,10 @@ class Shard(ChainStage):
             raise CombinationError(".shard() takes rank= and world=, or a mesh")
         if mesh_dims is not None and mesh is None:
             raise CombinationError(".shard(): mesh_dims= needs a mesh: give the mesh first")
-        assumed, among = False, None
+        assumed, among = False, tuple[int, ...]()
         if rank is None:
             rank, world, among = _found(mesh, mesh_dims)
-            assumed = among is None and world == 1
+            assumed = not among and world == 1
         for name, value in (("rank", rank), ("world", world)):
             if not is_whole_number(value):
                 raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
@@ -276,10 +277,20 @@ class Shard(ChainStage):
         return self if self.balance is None else replace(self, costs=self.balance.costs(before))
 
     def begin(self, chain: ChainView) -> None:
-        """Raise ValueError where the process group is not that of the call."""
+        """Raise ValueError where the process group is not that of the call, or where ranks would
+        take unequal numbers of steps; warn where equal parts are empty."""
         group = own_rank()
         if self.padding is not None:
             self.padding.check_behind(chain)
+        elif self.world > 1 and chain.steps is None:
+            self._check_steps(chain)
+        if self.padding is None and not self.uneven and chain.source.is_indexed:
+            count = chain.source.count()
+            if 0 < count < self.world:
+                warn(
+                    f"{count} examples are fewer than {self.world} ranks: equal parts of "
+                    "them are empty (.shard(uneven=True) keeps them)",
+                )
         if (
             self.among
             and group is not None
@@ -295,10 +306,56 @@ class Shard(ChainStage):
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
 
+    def _check_steps(self, chain: ChainView) -> None:
+        """Raise ValueError where ranks would take unequal numbers of steps."""
+        if chain.follows_clock and (self.uneven or process_group() is None):
+            raise CombinationError(
+                '.echo("auto") on several ranks needs equal parts and a process group to agree '
+                "in: call .shard() after init_process_group, or use .steps(n), or a fixed factor"
+            )
+        joins = first_with(chain.stages, lambda t: t.joins)
+        decides = joins or first_with(chain.stages, lambda t: t.filters)
+        ranks_agree = chain.follows_clock and decides is None
+        if self.uneven or not chain.may_leave_out or ranks_agree:
+            return
+        if joins is not None:
+            raise CombinationError(
+                ".shard() gives every rank equally many steps, but the number of packed "
+                "sequences differs between ranks: end epochs with .steps(n)"
+            )
+        raise CombinationError(
+            ".shard() gives every rank equally many steps, but filters, scans and skip "
+            "budgets may leave them unequal: leave examples out before sharding "
+            "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
+            ".shard(uneven=True) and torch's Join"
+        )
+
+    def check_leg(self, chain: ChainView) -> None:
+        """Refuse what is the rank's own: its cuts, its order, its end."""
+        selection = chain.selection
+        assert selection.share is not None
+        is_dealt_anew = selection.share.anew
+        if selection.last != Cut() or (not is_dealt_anew and selection.between != Cut()):
+            raise StateError(
+                ".take() and .skip() behind .shard() count each rank's examples: put them before it"
+            )
+        if self.uneven:
+            raise StateError("uneven=True gives ranks parts that do not end together")
+        if selection.is_shuffled and not is_dealt_anew:
+            raise StateError(
+                "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
+            )
+
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Shard:
+        return replace(self, rank=rank, world=world, among=())
+
+    def select(self, selection: Selection) -> Selection:
+        part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
+        return part if self.padding is None else part.pad(fills=self.padding.fills)
+
     def lower(self, to: EnginePlan) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
-        if self.padding is not None:
-            to.pad(fills=self.padding.fills, mask=self.padding.mask)
+        if self.padding is not None and self.padding.mask is not None:
+            to.mark_padding(self.padding.mask)
 
     def count(self, items: int) -> int:
         if self.padding is not None:
@@ -339,7 +396,7 @@ class Shard(ChainStage):
         return text
 
 
-def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...] | None]:
+def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
         mesh = framework_mesh()
@@ -351,7 +408,7 @@ def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple
     if group is None:
         there = find_launcher()
         if there is None:
-            return 0, 1, None
+            return 0, 1, ()
         raise ValueError(
             f".shard() found no process group, but {there.variable}={there.world} in the "
             "environment: call torch.distributed.init_process_group first, or give "

@@ -13,13 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.schedule.batch_plan import BatchRule
-from stoker.schedule.costs import Costs
-from stoker.schedule.orders.drawing import OrderFactory
-from stoker.schedule.orders.subset import Subset
+from stoker.schedule.leg import Leg
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
@@ -108,11 +104,6 @@ class ChainView(ChainOfSource, Protocol):
     @property
     def drops_last(self) -> bool: ...
     @property
-    def hands_out_uses(self) -> bool:
-        """Whether each output is one use of one item of an echo."""
-        ...
-
-    @property
     def follows_clock(self) -> bool:
         """Whether an echo in it decides by the items that are ready."""
         ...
@@ -130,13 +121,7 @@ class EnginePlan(Protocol):
     What takes a ``stage`` takes one of the kind that it is named after.
     """
 
-    def select(self, chosen: Subset) -> None: ...
-    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
-    def draw(self, drawing: OrderFactory) -> None: ...
-    def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None: ...
-    def pad(self, *, fills: bool, mask: str | None) -> None: ...
-    def take(self, count: int) -> None: ...
-    def skip(self, count: int) -> None: ...
+    def mark_padding(self, field: str) -> None: ...
     def map(self, stage: Any) -> None: ...
     def filter(self, stage: Any) -> None: ...
     def cache(self, stage: Any) -> None: ...
@@ -188,8 +173,20 @@ class ChainStage(ABC):
         Raises ValueError or StateError where it cannot run.
         """
 
-    def check_leg(self) -> None:  # noqa: B027 few stages mind
+    def check_leg(self, chain: ChainView) -> None:  # noqa: B027 few stages mind
         """Raise StateError if other ranks cannot go on with it in the middle of an epoch."""
+
+    def on_leg(self, leg: Leg, rank: int) -> ChainStage:
+        """Return it for the rest of an epoch that other ranks began."""
+        return self
+
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> ChainStage:
+        """Return it for another rank, number of ranks, and size of batches.
+
+        ``batches``: as ``Batch.size`` says it; ``examples``: the length of the source. Raises
+        ValueError or TypeError for what is no size.
+        """
+        return self
 
     def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
@@ -203,8 +200,11 @@ class ChainStage(ABC):
         """Return the objects of the user's that it calls."""
         return []
 
-    @abstractmethod
-    def lower(self, to: EnginePlan) -> None:
+    def select(self, selection: Selection) -> Selection:
+        """Return a selection of examples, by numbers, as it is behind this stage."""
+        return selection
+
+    def lower(self, to: EnginePlan) -> None:  # noqa: B027 what only selects needs no more
         """Tell the engine what to do."""
 
     @abstractmethod

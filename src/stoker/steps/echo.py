@@ -24,7 +24,7 @@ from stoker.engine.echo.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.items import PolledStream
 from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.work.failure import Failure
-from stoker.errors import CombinationError
+from stoker.errors import CombinationError, StateError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses, exact_factor
@@ -164,7 +164,7 @@ class Echo(StreamStage):
     def _policy(self, upstream: PolledStream, context: StreamContext) -> Policy:
         setup = context.setup
         if setup.record is not None:
-            return Replay(setup.record.of(0, setup.epoch), context.planning)
+            return Replay(setup.record.of(setup.epoch), context.planning)
         if setup.ranks is None:
             return OnDemandPolicy()
         return self._agree_policy(upstream, context, setup.ranks)
@@ -201,6 +201,30 @@ class Echo(StreamStage):
 
     def read_node(self, saved: Any, bounds: Bounds) -> PoolStart:
         return PoolStart.from_json(self, saved, bounds)
+
+    def check_leg(self, chain: ChainView) -> None:
+        """Refuse a pool whose items only its own rank can make again."""
+        if not chain.source.is_indexed:
+            raise StateError(f"how far .{self.name} has read a stream is the rank's own")
+        if self._holds_batches(chain):
+            raise StateError(f"the batches in the pool of .{self.name} are the rank's own")
+        if not chain.may_leave_out:
+            return
+        joins = first_with(chain.stages, lambda t: t.joins)
+        if joins is not None:
+            raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
+        raise StateError(
+            f"what is left out in front of the pool of .{self.name}, or behind it, is the rank's "
+            "own"
+        )
+
+    def on_leg(self, leg: Leg, rank: int) -> Echo:
+        """Return it with the uses that are left of the items that the pool holds at its begin."""
+        if leg.held is None or self.counts is None:
+            return self
+        own = leg.held.of_rank(rank)
+        counts = replace(self.counts, remaining=own.remaining, spent=own.spent)
+        return replace(self, counts=counts)
 
     def count(self, items: int) -> int:
         """Return the uses of so many fresh items. Raises TypeError if it is unknown beforehand."""
@@ -338,8 +362,9 @@ def _make_pool(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> A
     """Return the pool of an epoch, at the first use: its size may depend on the first item."""
     setup, group = context.setup, context.point.group
     known = setup.pool_size
-    if setup.record is not None and echo.is_adaptive:
-        known.size = setup.record.echoes[0].size
+    record = setup.record
+    if record is not None and record.echo is not None and echo.is_adaptive:
+        known.size = record.echo.size
     if not known.size:
         _choose_size(echo, context, stream)
     if known.size < echo.smallest_distinct(group):

@@ -152,7 +152,7 @@ class IterableSource(HeadSource):
             self,
             self.open(setup.epoch, position.loader_state, read),
             selection,
-            setup.plan.buffer,
+            setup.plan.selection.buffer,
             rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
             tally,
             position.fresh,

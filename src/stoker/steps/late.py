@@ -121,7 +121,7 @@ class LateBatch(Batch, StreamStage):
             raise ValueError("a batch that is not decided has left examples behind")
         return start
 
-    def check_leg(self) -> None:
+    def check_leg(self, chain: ChainView) -> None:
         raise StateError("which examples were late is the rank's own")
 
     def sizes(self, examples: int) -> Sizes:

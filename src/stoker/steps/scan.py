@@ -127,7 +127,7 @@ class Scan(StreamStage):
         bounds.exact = None
         return start
 
-    def check_leg(self) -> None:
+    def check_leg(self, chain: ChainView) -> None:
         raise StateError(f"what .{self.name} is at the middle of is the rank's own")
 
     def count(self, items: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import stoker
-from stoker.stages import ChainView, StagePlan
+from stoker.stages import ChainView
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Dedup(stoker.Stage):
         if before.is_batched:
             raise ValueError("dedup looks at single examples: put it before .batch()")
 
-    def lower(self, plan: StagePlan) -> StagePlan:
-        return plan.scan(self.step, set(), dump=sorted, load=set)
+    def lower(self, pipeline: stoker.Pipeline) -> stoker.Pipeline:
+        return pipeline.scan(self.step, set(), dump=sorted, load=set)
 
     def step(self, seen: set[Any], example: Any) -> tuple[set[Any], Any]:
         key = self.key(example)
@@ -48,8 +48,8 @@ class Doubled(stoker.Stage):
 
     on: str | int
 
-    def lower(self, plan: StagePlan) -> StagePlan:
-        return plan.map(self.fourfold, on=self.on).map(self.half, on=self.on)
+    def lower(self, pipeline: stoker.Pipeline) -> stoker.Pipeline:
+        return pipeline.map(self.fourfold, on=self.on).map(self.half, on=self.on)
 
     def fourfold(self, x: Any) -> Any:
         return x * 4

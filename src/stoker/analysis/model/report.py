@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -317,14 +316,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return str(self)
 
     def __str__(self) -> str:
-        """Return what ``stoker analyze`` shows."""
-        from rich.console import Console
-
-        from stoker.analysis.reports.terminal import show_report
-
-        text = io.StringIO()
-        show_report(self, Console(file=text, width=100, highlight=False))
-        return text.getvalue().strip()
+        """Return the verdict, the split, the rates and what would help, as a few lines."""
+        split = self.split
+        lines = [
+            self.verdict,
+            f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
+            f"fetch stall {split.fetch_stall:.0%}",
+        ]
+        for name, rate in msgspec.structs.asdict(self.rates).items():
+            if rate is None:
+                lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
+            else:
+                lines.append(f"  {name}  {rate} examples/s")
+        lines += [
+            f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
+            "the preparation"
+            for cost in self.transforms
+        ]
+        for number, action in enumerate(self.actions, 1):
+            when = f"{action.condition}: " if action.condition else ""
+            what = f"{when}{action.title}: {action.code}"
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
 
 def find_point(curve: Sequence[PrepPoint], workers: int) -> PrepPoint | None:

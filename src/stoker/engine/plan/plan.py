@@ -31,7 +31,6 @@ class Plan:
         indexed: the source, if its examples are read by number; else None.
         iterated: the source, a ``HeadSource`` (``engine/stream_stage.py``); else None.
         selection: the examples of an epoch, and their order.
-        buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first
             unless a loader does, and behind every filter point and pool, but that a pool may follow
             a filter point or the way to a device.
@@ -43,7 +42,6 @@ class Plan:
     indexed: IndexedSource | None
     iterated: Any
     selection: Selection
-    buffer: int
     parts: tuple[Part, ...]
     group: int
     mask: str | None = None

@@ -62,7 +62,7 @@ class Fetcher:
     def expect(self, indices: NDArray[np.int64]) -> None:
         """Announce examples that will be fetched, so that the source may read them ahead."""
         if self._cache is not None:
-            self._cache.read_ahead(indices)
+            self._cache.cache.read_ahead(indices)
         if self.reader is None and self.lookups is None:
             return
         if self._cache is not None:

@@ -165,7 +165,7 @@ def _check_servable(chain: Chain) -> Chain:
             "a feed cannot serve .shard(pad=True): padding is for ranks, but each job of a feed "
             "gets all outputs. Evaluate without a feed"
         )
-    if chain.is_on_device:
+    if any(stage.traits.moves for stage in chain.stages):
         raise FeedError(
             "a feed cannot serve .to(device): its batches are in the host's memory. Put "
             ".to(device) behind stoker.from_feed() in each job"

@@ -38,17 +38,8 @@ class Batch(ChainStage):
         """How large batches are, as a state says it; other ranks may go on with another size."""
         return self.n
 
-    def of_size(self, size: Any, world: int, examples: int) -> Batch:
-        """Return this with batches of another size, for ``world`` ranks.
-
-        Args:
-            size: as ``size`` says it.
-            world: the number of ranks.
-            examples: the length of the source.
-
-        Raises TypeError or ValueError for what is no size.
-        """
-        return replace(self, n=check_integer(size, 1))
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Batch:
+        return replace(self, n=check_integer(batches, 1))
 
     @property
     def call(self) -> str:

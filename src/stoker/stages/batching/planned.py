@@ -241,15 +241,15 @@ class PlannedBatch(Batch):
 
     @property
     def size(self) -> int | list[int]:
-        """The budget, ``multiple_of=`` and ``max_rows=``, 0 for what is not given; then a 0."""
+        """The budget, ``multiple_of=`` and ``max_rows=``, 0 for what is not given."""
         sizing, rule = self.sizing, self.rule
         assert rule is not None
-        return [rule.budget, int(sizing.multiple_of or 0), int(sizing.max_rows or 0), 0]
+        return [rule.budget, int(sizing.multiple_of or 0), int(sizing.max_rows or 0)]
 
-    def of_size(self, size: Any, world: int, examples: int) -> Batch:
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Batch:
         rule = self.rule
         assert rule is not None
-        budget, multiple_of, max_rows, _ = (check_integer(each) for each in size)
+        budget, multiple_of, max_rows = (check_integer(each) for each in batches)
         asked = None if self.asked is None else check_integer(budget, 1)
         tokens = check_integer(budget, 1) if asked is None else None
         limits = {"multiple_of": multiple_of or None, "max_rows": max_rows or None}
@@ -276,7 +276,7 @@ class PlannedBatch(Batch):
         what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
             f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows}, window=None)"
+            f"max_rows={rule.max_rows})"
         )
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:

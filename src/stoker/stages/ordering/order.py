@@ -8,9 +8,10 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.orders.drawing import OwnDrawing
+from stoker.schedule.selection import Selection
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits
+from stoker.stages.stage import ChainStage, ChainView, Traits
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class OwnOrder(ChainStage):
         check_numbers(before, "order(...)", "shuffle(weights=...)")
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.draw(OwnDrawing(self.fn, self.length, self.call))
+    def select(self, selection: Selection) -> Selection:
+        return selection.draw(OwnDrawing(self.fn, self.length, self.call))
 
     def count(self, items: int) -> int:
         return items if self.length is None else self.length

@@ -16,9 +16,10 @@ from stoker.errors import CombinationError, StageError
 from stoker.schedule import rng
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 # Numbers that are handled at once: 8 MB. Chosen, not measured.
 _AT_ONCE = 1 << 20
@@ -70,9 +71,9 @@ class Select(ChainStage):
             f"{now.count():,} now: build the pipeline anew"
         )
 
-    def lower(self, to: EnginePlan) -> None:
+    def select(self, selection: Selection) -> Selection:
         assert self.chosen is not None
-        to.select(self.chosen)
+        return selection.select(self.chosen)
 
     def count(self, items: int) -> int:
         return items if self.chosen is None else len(self.chosen)

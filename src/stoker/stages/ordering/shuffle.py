@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_with
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
@@ -71,8 +72,8 @@ class Shuffle(ChainStage):
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return Shuffle(int(buffer))
 
-    def lower(self, to: EnginePlan) -> None:
-        to.shuffle(self.buffer or 1, self.ends)
+    def select(self, selection: Selection) -> Selection:
+        return selection.shuffle(self.ends, self.buffer or 1)
 
     def count(self, items: int) -> int:
         return items

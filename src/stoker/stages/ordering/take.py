@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.schedule.selection import Selection
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -20,39 +21,40 @@ class Take(ChainStage):
 
     n: int
     traits = Traits(selects=True, keeps_fields=True)
+    method: ClassVar[str] = "take"
+    least: ClassVar[int] = 1
+    of_batches: ClassVar[str] = ".steps(n) ends an epoch after n batches"
 
-    @staticmethod
-    def of(n: Any) -> Take:
+    @classmethod
+    def of(cls, n: Any) -> Self:
         """Check the argument of ``.take()``."""
         if not is_whole_number(n):
-            raise TypeError(f".take() takes a whole number of examples, not {n!r}")
-        if n < 1:
-            raise ValueError(f".take() leaves at least one example, not {n}")
-        return Take(int(n))
+            raise TypeError(f".{cls.method}() takes a whole number of examples, not {n!r}")
+        if n < cls.least:
+            raise ValueError(f".{cls.method}() takes a number from {cls.least} on, not {n}")
+        return cls(int(n))
 
     @property
     def call(self) -> str:
-        return f"take({self.n:,})"
+        return f"{self.method}({self.n:,})"
 
-    def bind(self, before: ChainView) -> Take:
+    def bind(self, before: ChainView) -> Self:
         """Check that numbers alone say which examples are the first."""
         if before.source.yields_batches:
             raise CombinationError(
-                f".take() counts examples, and a loader yields batches: .steps({self.n}) ends an "
-                "epoch after so many"
+                f".{self.method}() counts examples, and a loader yields batches: {self.of_batches}"
             )
         stage = first_with(
             before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
         )
         if stage is not None:
             raise CombinationError(
-                f".take() cannot follow {stage.name}: put it before (.steps(n) ends an epoch after "
-                "n batches)"
+                f".{self.method}() cannot follow {stage.name}: put it before ({self.of_batches})"
             )
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.take(self.n)
+    def select(self, selection: Selection) -> Selection:
+        return selection.take(self.n)
 
     def count(self, items: int) -> int:
         return min(self.n, items)
@@ -62,56 +64,28 @@ class Take(ChainStage):
 
 
 @dataclass(frozen=True)
-class SkipFirst(ChainStage):
-    """The stage ``.skip(n)``: only numbers decide; of what has numbers, nothing else is read.
+class SkipFirst(Take):
+    """The stage ``.skip(n)``: of what has numbers, nothing else is read.
 
     Attributes:
         n: how many examples do not go on.
     """
 
-    n: int
-    traits = Traits(selects=True, keeps_fields=True)
+    method = "skip"
+    least = 0
+    of_batches = ".resume_at(n) starts the next epoch after n batches"
 
-    @staticmethod
-    def of(n: Any) -> SkipFirst:
-        """Check the argument of ``.skip()``."""
-        if not is_whole_number(n):
-            raise TypeError(f".skip() takes a whole number of examples, not {n!r}")
-        if n < 0:
-            raise ValueError(f".skip() leaves out examples from 0 on, not {n}")
-        return SkipFirst(int(n))
-
-    @property
-    def call(self) -> str:
-        return f"skip({self.n:,})"
-
-    def bind(self, before: ChainView) -> SkipFirst:
-        """Check that numbers alone say which examples are the first, in each epoch alike."""
-        if before.source.yields_batches:
-            raise CombinationError(
-                f".skip() counts examples, and a loader yields batches: .resume_at({self.n}) "
-                f"starts the next epoch after {self.n} batches"
-            )
+    def bind(self, before: ChainView) -> Self:
+        """Check that the first examples are the same in each epoch, too."""
         if before.source.has_own_order:
             raise CombinationError(
                 "an epoch of a mixture continues at the end of the last one: skip in its parts, "
                 f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
             )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
-        )
-        if stage is not None:
-            raise CombinationError(
-                f".skip() cannot follow {stage.name}: put it before (.resume_at(n) starts the next "
-                "epoch after n batches)"
-            )
-        return self
+        return super().bind(before)
 
-    def lower(self, to: EnginePlan) -> None:
-        to.skip(self.n)
+    def select(self, selection: Selection) -> Selection:
+        return selection.skip(self.n)
 
     def count(self, items: int) -> int:
         return max(0, items - self.n)
-
-    def signature(self) -> str:
-        return self.call

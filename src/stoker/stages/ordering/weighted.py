@@ -9,11 +9,12 @@ from typing import Any
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import Origin
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
 from stoker.stages.ordering.shuffle import Shuffle
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits
+from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits
 
 
 def shuffle_of(
@@ -91,9 +92,9 @@ class WeightedShuffle(ChainStage):
                 "pipeline anew"
             )
 
-    def lower(self, to: EnginePlan) -> None:
+    def select(self, selection: Selection) -> Selection:
         assert self.weights is not None
-        to.draw(WeightedDrawing(self.weights, self.num_samples))
+        return selection.draw(WeightedDrawing(self.weights, self.num_samples))
 
     def count(self, items: int) -> int:
         return items if self.num_samples is None else self.num_samples

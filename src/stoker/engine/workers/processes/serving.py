@@ -131,7 +131,7 @@ def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Wor
         if isinstance(request, Rest):
             for work in works:
                 if work.segment.cache is not None:
-                    work.segment.cache.flush()
+                    work.segment.cache.cache.flush()
             channel.send(connection, None, slot, None)
             continue
         if isinstance(request, Comparison):

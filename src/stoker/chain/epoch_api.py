@@ -1,18 +1,13 @@
-"""The attributes of a ``DataLoader`` that frameworks look for, and the position of a pipeline.
-
-Over a loader, the attributes are the loader's. Otherwise a pipeline shows its next epoch: a dataset
-of outputs, a sampler that counts them, and a collate function that changes nothing.
-"""
+"""The position of a pipeline, as users, frameworks and schedules ask for it and set it."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.fate import Fate
-from stoker.chain.iterator import DeferredIterator, PipelineIterator
+from stoker.chain.iterator import DeferredIterator, PipelineIterator, T
 from stoker.errors import StateError, StokerError, raised_here
 from stoker.frameworks.queries import (
     calling_loop,
@@ -25,12 +20,11 @@ from stoker.stats import Clock, Uses
 if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
 
+_OF_A_LOADER = ("dataset", "sampler", "batch_sampler", "collate_fn")
 
-class DataLoaderApi:
-    """The methods and attributes of a pipeline that training frameworks and schedules use."""
 
-    prefetch_factor: None = None
-    """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
+class EpochApi(Generic[T]):
+    """The methods and attributes of a pipeline about its epochs, position and states."""
 
     _position: Cursor
     _fate: Fate
@@ -45,7 +39,8 @@ class DataLoaderApi:
         """The frozen value behind it: source, stages, seed."""
         return self._cursor.chain
 
-    def __iter__(self) -> PipelineIterator[Any]:
+    def __iter__(self) -> PipelineIterator[T]:
+        """Start the next epoch, or continue a loaded one."""
         self._fate.warn_of_dropped()
         cursor = self._cursor
         if calling_loop().begins_later:
@@ -65,6 +60,11 @@ class DataLoaderApi:
             )
 
     def __len__(self) -> int:
+        """Return the batches (or examples, without batches) of the running epoch, or the next.
+
+        Raises TypeError if the number is not known in advance: for streams, loaders without a
+        length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
+        """
         return self._cursor.count()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,63 +87,6 @@ class DataLoaderApi:
             ".take() or .shard()"
         )
 
-    @property
-    def dataset(self) -> Any:
-        """The loader's dataset; else the next epoch as a dataset for ``batch_sampler``.
-
-        Its length is the number of examples.
-        """
-        return self._shown("dataset")
-
-    @property
-    def batch_size(self) -> Any:
-        """The examples in a batch: the loader's, or that of ``.batch(n)``; None where there are no
-        batches, or planned ones, which differ."""
-        if self._is_over_loader:
-            return self.chain.source.attribute("batch_size")
-        is_known = self.chain.is_batched and not self.chain.plans_batches
-        return self.chain.batch_size if is_known else None
-
-    @property
-    def drop_last(self) -> Any:
-        """Whether a short last batch is left out."""
-        if self._is_over_loader:
-            return self.chain.source.attribute("drop_last")
-        return self.chain.drops_last
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler; else one that counts batches."""
-        return self._shown("sampler")
-
-    @property
-    def batch_sampler(self) -> Any:
-        """One that counts batches. Over a loader it has the loader's sampler, and is not iterated:
-        a loader that was made of it would leave this pipeline out.
-        """
-        if not self._is_over_loader:
-            return self._shown("batch_sampler")
-        from stoker.frameworks.torch_loader import UnsteppedBatchSampler
-
-        of = self.chain.source.attribute("batch_sampler")
-        return UnsteppedBatchSampler(of, self.batch_size, self.drop_last)
-
-    @property
-    def collate_fn(self) -> Any:
-        """The loader's; else what takes the only batch out of a list of one."""
-        return self._shown("collate_fn")
-
-    @property
-    def _is_over_loader(self) -> bool:
-        return self.chain.source.yields_batches
-
-    def _shown(self, name: str) -> Any:
-        if self._is_over_loader:
-            return self.chain.source.attribute(name)
-        if "torch" not in sys.modules:
-            raise AttributeError(f"a pipeline has a {name} where torch is imported")
-        return getattr(self.as_dataloader(), name)
-
     def as_dataloader(self) -> PipelineLoader:
         """Return this pipeline as a ``torch.utils.data.DataLoader``, for what takes nothing else.
 
@@ -159,6 +102,16 @@ class DataLoaderApi:
             needs = "as_dataloader() needs PyTorch: pip install 'stoker[torch]'"
             raise ImportError(needs) from error
         return PipelineLoader(self)
+
+    if not TYPE_CHECKING:  # else any name would be right for a type checker
+
+        def __getattr__(self, name):
+            """Name ``as_dataloader()`` to what looks for the parts of a ``DataLoader``."""
+            if name in _OF_A_LOADER:
+                raise AttributeError(
+                    f"a pipeline has no {name}: pipeline.as_dataloader() has what frameworks want"
+                )
+            return object.__getattribute__(self, name)  # raises again what a property raised
 
     @property
     def epoch(self) -> int:

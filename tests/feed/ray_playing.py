@@ -41,14 +41,12 @@ def start(node: str, *arguments: Any) -> Any:
 
 
 def feeders() -> list[psutil.Process]:
-    """Return the processes that prepare, without those that start them."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        line = " ".join(process.info["cmdline"] or ())
-        is_starter = time.time() - process.info["create_time"] < 1.0
-        if "stoker.feed.autostart" in line and "served.py" in line and not is_starter:
-            found.append(process)
-    return found
+    """Return the processes that prepare."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any("FeederActor" in part for part in (process.info["cmdline"] or ())[:1])
+    ]
 
 
 def main(name: str) -> None:

@@ -71,12 +71,12 @@ class Jobs:
         until(lambda: self.outputs() >= outputs)
 
     def feeders(self) -> list[psutil.Process]:
-        """Return the processes that prepare this feed."""
+        """Return the processes that prepare, on the nodes of this test's cluster."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            line = " ".join(process.info["cmdline"] or ())
-            if "stoker.feed.autostart" in line and self.name in line:
-                found.append(process)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any("FeederActor" in part for part in process.cmdline()[:1]):
+                    found.append(process)
         return found
 
     def kill_feeders(self) -> None:

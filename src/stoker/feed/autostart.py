@@ -22,7 +22,6 @@ from typing import NoReturn
 from stoker.errors import FeedError
 from stoker.feed.local_socket import connect, listen
 from stoker.feed.settings import FeedSettings
-from stoker.feed.token import IN_ENVIRONMENT
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
@@ -40,12 +39,8 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
-    """Connect to a feed; start its feeder if there is none.
-
-    ``token`` is a cluster's token; by default a feeder that listens on the network uses the user's
-    own token.
-    """
+def connect_or_start(settings: FeedSettings) -> socket.socket:
+    """Connect to a feed; start its feeder if there is none."""
     while True:
         connection = connect(settings.name)
         if connection is not None:
@@ -55,7 +50,7 @@ def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> sock
             time.sleep(_RETRY_S)
             continue
         with contextlib.closing(listener):
-            _start(listener, settings, token)
+            _start(listener, settings)
 
 
 def check_not_in_feeder() -> None:
@@ -67,12 +62,10 @@ def check_not_in_feeder() -> None:
         )
 
 
-def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
+def _start(listener: socket.socket, settings: FeedSettings) -> None:
     """Start a feeder in its own session, so that it is no child of this process and outlives it."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
-    if token is not None:
-        environment[IN_ENVIRONMENT] = token.hex()
     subprocess.run(
         [sys.executable, "-c", _START_PROGRAM, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],
@@ -95,10 +88,7 @@ def main(descriptor: int, text: str) -> NoReturn:
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     settings = FeedSettings(**json.loads(text))
-    os.environ[_FEEDER_VARIABLE] = str(os.getpid())
-    sys.path[:] = settings.path
-    sys.argv = [settings.target.rpartition(":")[0]]
-    sys.setswitchinterval(SWITCH_S)
+    become_feeder(settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
     try:
         feeder = open_server(listener, settings)
@@ -107,11 +97,19 @@ def main(descriptor: int, text: str) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        _end_what_is_kept()
+        end_what_is_kept()
         os._exit(0)  # a thread of the user's may never end
 
 
-def _end_what_is_kept() -> None:
+def become_feeder(settings: FeedSettings) -> None:
+    """Have this process import modules as the job does, and not be taken for a job."""
+    os.environ[_FEEDER_VARIABLE] = str(os.getpid())
+    sys.path[:] = settings.path
+    sys.argv = [settings.target.rpartition(":")[0]]
+    sys.setswitchinterval(SWITCH_S)
+
+
+def end_what_is_kept() -> None:
     """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
     if (keeping := sys.modules.get("stoker.engine.workers.kept_processes")) is not None:
         keeping.end_all()

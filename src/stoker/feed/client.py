@@ -1,8 +1,7 @@
 """A job's client of a feed: the epochs that it receives, and its position in them.
 
-If a feeder dies, its jobs connect to another or start one. They send their positions, the seed and
-signature of the old feeder, and the process ids of the other jobs that it served. The new feeder
-waits for the jobs that are still alive before it chooses its positions.
+If a feeder dies, its jobs connect to another or start one. They send their positions, and the seed
+and signature of the old feeder. The new feeder waits a moment for the others before it begins.
 """
 
 from __future__ import annotations
@@ -311,7 +310,9 @@ class FeedEpoch(Iterator[Any]):
         if not self._finish.alive:
             raise StopIteration
         self._fill()
-        self._advance(1)
+        assert self._client.position is not None
+        epoch, number = self._client.position
+        self._client.position = epoch, number + 1
         return self._ready.popleft()
 
     def begin(self) -> tuple[int, int]:
@@ -325,14 +326,6 @@ class FeedEpoch(Iterator[Any]):
             self._has_begun = True
         assert client.position is not None
         return client.position
-
-    def take_outputs(self) -> list[Any]:
-        """Return all outputs of the next item. Raises StopIteration at the end of the epoch."""
-        self._fill()
-        outputs = list(self._ready)
-        self._ready.clear()
-        self._advance(len(outputs))
-        return outputs
 
     def interrupt(self) -> None:
         """Wake a thread that waits in ``next()``; it then raises StopIteration."""
@@ -355,11 +348,6 @@ class FeedEpoch(Iterator[Any]):
                 self._receive_next()
         except Interrupted:
             raise StopIteration from None
-
-    def _advance(self, outputs: int) -> None:
-        assert self._client.position is not None
-        epoch, number = self._client.position
-        self._client.position = epoch, number + outputs
 
     def _receive_next(self) -> None:
         """Handle the next message. Raises StopIteration at the end of the epoch."""

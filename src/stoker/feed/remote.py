@@ -27,14 +27,13 @@ from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feed import local_socket, messages
 from stoker.feed.messages import Failed, ItemMessage, Malformed, Message, Release
-from stoker.feed.token import find_or_make_token
 from stoker.transport.address import split_address
 from stoker.transport.codec.decoder import RecordView
 from stoker.transport.codec.encoder import encode_views
 from stoker.transport.link import Link, LinkError, LinkRefused
 from stoker.transport.listener import Listener
 from stoker.transport.payload import Payload, from_payload, to_payload
-from stoker.transport.secret import Secret
+from stoker.transport.secret import Secret, make_token_file, read_token, token_path
 from stoker.transport.shared_memory import Blocks, Stale, map_block
 
 PURPOSE = "feed"
@@ -89,16 +88,19 @@ class FeedUrl:
 class FeedListener:
     """Makes the feed ``name`` of this process available at ``listen``, a ``host:port``.
 
-    With ``insecure``, its traffic is not encrypted; jobs must be told so, too.
+    ``token`` is the secret of its connections; by default it is the user's own, which is made if
+    there is none. With ``insecure``, its traffic is not encrypted; jobs must be told so, too.
 
     Raises FeedError if it cannot listen there, TokenError, ImportError if cryptography is missing,
     ValueError for an invalid address.
     """
 
-    def __init__(self, listen: str, name: str, *, insecure: bool = False) -> None:
+    def __init__(
+        self, listen: str, name: str, token: bytes | None, *, insecure: bool = False
+    ) -> None:
         self._name = name
         host, port = split_address(listen)
-        secret = Secret.of_host(find_or_make_token(), insecure=insecure)
+        secret = Secret.of_host(token or make_token_file(token_path()), insecure=insecure)
         try:
             self._listener = Listener(host, port, secret, PURPOSE, self._serve, timeout_s=_SILENT_S)
         except OSError as error:
@@ -164,7 +166,7 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
 # -- on the job's host
 
 
-def connect_within(url: FeedUrl, token: bytes, *, insecure: bool) -> socket.socket:
+def connect_within(url: FeedUrl, *, insecure: bool) -> socket.socket:
     """Connect to a feed that may be starting; return a socket like one of a local feed.
 
     Raises FeedError, TokenError; ImportError if cryptography is missing.
@@ -172,7 +174,7 @@ def connect_within(url: FeedUrl, token: bytes, *, insecure: bool) -> socket.sock
     until_s = time.monotonic() + _START_S
     while True:
         try:
-            return connect(url.address, token, insecure=insecure)
+            return connect(url.address, read_token(token_path()), insecure=insecure)
         except LinkRefused as error:
             raise FeedError(f"cannot join {url}: {error}") from error
         except LinkError as error:

@@ -39,7 +39,6 @@ from stoker.feed.messages import (
     Hello,
     Leave,
     Malformed,
-    Peers,
     Refused,
     Release,
     Welcome,
@@ -71,11 +70,17 @@ class FeedServer:
         blocks: all shared memory.
         branches: the outputs that are being prepared.
 
+    ``token`` is the secret of connections from other hosts; by default it is the user's own.
+
     Raises FeedError or ValueError if it cannot listen, or if there is too little memory.
     """
 
     def __init__(
-        self, listener: socket.socket, preparation: Preparation, settings: FeedSettings
+        self,
+        listener: socket.socket,
+        preparation: Preparation,
+        settings: FeedSettings,
+        token: bytes | None = None,
     ) -> None:
         self.name = settings.name
         self.target = messages.clip_text(settings.target)
@@ -90,14 +95,14 @@ class FeedServer:
         self._spare_descriptor = _spare_descriptor()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
-        self._barrier = StartBarrier(settings.jobs, settings.patience_s, self._selector)
+        self._barrier = StartBarrier(settings.jobs, settings.patience_s)
         self._use_preparation(preparation)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         process.close_in_children(listener)
         self._remote_listener = (
-            FeedListener(settings.listen, self.name, insecure=settings.insecure)
+            FeedListener(settings.listen, self.name, token, insecure=settings.insecure)
             if settings.listen
             else None
         )
@@ -147,7 +152,6 @@ class FeedServer:
         """Close all connections; jobs notice that."""
         if self._remote_listener is not None:
             self._remote_listener.close()
-        self._barrier.close()
         self._selector.close()
         self._listener.close()
         for session in self.sessions:
@@ -224,7 +228,6 @@ class FeedServer:
         if session.pidfd >= 0:
             self._selector.unregister(session.pidfd)
         session.close()
-        self._broadcast_peers()
 
     def _drop_lost(self) -> bool:
         """Drop the jobs that are gone; True if there were any."""
@@ -272,21 +275,17 @@ class FeedServer:
         session.is_welcome = True
         self._has_welcomed = True
         if self._settings.autostarted and hello.signature:  # an earlier feeder served this job
-            self._barrier.wait_for({*hello.peers} - {session.pid})
+            self._barrier.wait_for_former_jobs()
         session.send(
             Welcome(
-                self.name,
-                self.target,
                 self.about.batched,
                 self.about.length,
                 self.seed,
                 self.about.signature,
                 self.about.is_repeatable,
-                self._settings.autostarted,
                 self.staging.max_leases,
                 os.getpid(),
                 self._barrier.awaited_jobs,
-                self.address,
             ),
         )
 
@@ -308,13 +307,6 @@ class FeedServer:
             except FeedError as error:
                 return str(error)
         return None
-
-    def _broadcast_peers(self) -> None:
-        if self._settings.autostarted:
-            pids = [session.pid for session in self.sessions if session.has_requested]
-            for session in self.sessions:
-                if session.is_welcome:
-                    session.send(Peers(pids))
 
     def _handle_request(self, session: ClientSession, request: EpochRequest) -> None:
         """Begin the epoch that a job requests, or let the job wait."""
@@ -338,12 +330,11 @@ class FeedServer:
                 return
             position = None
         session.is_waiting, session.requested = True, position
-        if not session.has_requested:
-            session.has_requested = True
-            self._broadcast_peers()
 
 
-def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
+def open_server(
+    listener: socket.socket, settings: FeedSettings, token: bytes | None = None
+) -> FeedServer:
     """Build a target's pipeline, and open the server for it.
 
     If that fails, close the listener, and tell connected jobs why.
@@ -352,7 +343,7 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     be served.
     """
     try:
-        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings)
+        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings, token)
     except (ImportError, StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise

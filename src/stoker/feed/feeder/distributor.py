@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import selectors
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from stoker.feed.feeder.branch import Branch, Branches
 from stoker.feed.feeder.log import EpochEnd, LogReader, PipelineFailed, StagedItem
@@ -15,66 +12,45 @@ from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.session import ClientSession
 from stoker.feed.messages import Begin, End, Evicted, Failed
 
+# How long a feeder that replaces another waits for its jobs. A job that is later still gets all its
+# outputs, but by a branch of its own until it has caught up. Chosen, not measured.
+_REJOIN_S = 1.0
+
 
 class StartBarrier:
     """Delays the first epoch until ``jobs`` jobs have requested it; then ``is_open`` is True.
 
-    Jobs wait at most ``patience_s`` seconds for the others. The barrier registers callables with
-    ``selector``, for processes that end.
+    Jobs wait at most ``patience_s`` seconds for the others.
     """
 
-    def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
+    def __init__(self, jobs: int, patience_s: float) -> None:
         self.is_open = False
         self._jobs = jobs
         self._patience_s = patience_s
-        self._selector = selector
         self._since_s: float | None = None
-        self._missing: dict[int, int] = {}  # pidfds by process id
 
     @property
     def awaited_jobs(self) -> int:
         """How many jobs must request the first epoch; 0 once it has begun."""
         return 0 if self.is_open else self._jobs
 
-    def wait_for(self, pids: Iterable[int]) -> None:
-        """Wait for these processes instead, as long as they live: an earlier feeder served them."""
-        if self.is_open:
-            return
-        self._jobs = 1
-        for pid in {*pids} - {*self._missing}:
-            with contextlib.suppress(OSError):
-                self._missing[pid] = pidfd = os.pidfd_open(pid)
-                self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._forget(p))
+    def wait_for_former_jobs(self) -> None:
+        """Wait a moment instead, for all jobs that an earlier feeder has served."""
+        self._jobs, self._patience_s = 0, _REJOIN_S
 
-    def record_requests(self, pids: Sequence[int]) -> None:
-        """Record which processes request an epoch now; open if no other is missing."""
-        if self.is_open or not pids:
+    def record_requests(self, waiting: int) -> None:
+        """Record how many jobs request an epoch now; open if no other is awaited."""
+        if not waiting:
             return
         if self._since_s is None:
             self._since_s = time.monotonic()
-        for pid in pids:
-            self._forget(pid)
         is_late = time.monotonic() - self._since_s >= self._patience_s
-        if is_late or not (self._missing or len(pids) < self._jobs):
-            self.is_open = True
-            self.close()
+        self.is_open = self.is_open or is_late or 0 < self._jobs <= waiting
 
     def deadlines_s(self) -> Iterator[float]:
         """Yield the time at which waiting ends, if a job waits."""
         if not self.is_open and self._since_s is not None:
             yield self._since_s + self._patience_s
-
-    def close(self) -> None:
-        """Stop waiting."""
-        for pid in list(self._missing):
-            self._forget(pid)
-
-    def _forget(self, pid: int) -> None:
-        """Stop waiting for one process: it has requested an epoch, or has ended."""
-        pidfd = self._missing.pop(pid, -1)
-        if pidfd >= 0:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
 
 
 class Distributor:
@@ -197,7 +173,7 @@ class Distributor:
 
     def _assign_branches(self, waiting: list[ClientSession]) -> None:
         """Find a branch for each waiting job."""
-        self._barrier.record_requests([session.pid for session in waiting])
+        self._barrier.record_requests(len(waiting))
         if not self._barrier.is_open:
             return
         for session in sorted(waiting, key=lambda s: (s.requested is None, s.requested or (0, 0))):

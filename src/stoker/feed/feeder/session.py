@@ -20,7 +20,6 @@ class ClientSession:
         pidfd: readable once the process has ended; -1 if the kernel has no pidfd.
         label: the job's command line.
         is_welcome: whether it has got the welcome message.
-        has_requested: whether it has ever requested an epoch.
         is_lost: whether it is gone, or has broken the protocol.
         is_waiting: whether its last request is still open.
         requested: the position that it requested; None for the beginning of any epoch.
@@ -34,7 +33,7 @@ class ClientSession:
     """
 
     label = ""
-    is_welcome = has_requested = is_lost = is_waiting = False
+    is_welcome = is_lost = is_waiting = False
     requested: FeedPosition | None = None
     branch: Branch | None = None
     reader: LogReader | None = None

@@ -6,6 +6,7 @@ Prints what each job got, as JSON, and how many feeders prepared at most.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -54,7 +55,8 @@ def main(name: str) -> None:
     cluster.add_node(num_cpus=2, resources={"first": 9}, include_dashboard=False)
     cluster.add_node(num_cpus=2, resources={"second": 9})
     cluster.wait_for_nodes()
-    environment = {"env_vars": {"PYTHONPATH": HERE}}
+    path = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    environment = {"env_vars": {"PYTHONPATH": path}}
     quiet = {"log_to_driver": False, "logging_level": "error"}
     ray.init(address=cluster.address, runtime_env=environment, **quiet)
     most = 0

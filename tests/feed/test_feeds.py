@@ -38,7 +38,7 @@ from playing import (
 
 import stoker
 from stoker.feed import local_socket, messages, server
-from stoker.feed.settings import FeedSettings
+from stoker.feed.autostart import FeedSettings
 from strategies import one_in, shortened
 
 _names = itertools.count()

@@ -114,12 +114,11 @@ def share(
     installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feed.autostart import check_not_in_feeder, connect_or_start
+    from stoker.feed.autostart import FeedSettings, check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
     from stoker.feed.ray_feeder import connect_in_cluster
-    from stoker.feed.settings import FeedSettings
     from stoker.transport.address import split_address
 
     check_name(name)

@@ -1,4 +1,4 @@
-"""Starts a feeder: the election among jobs, and the entry point of the feeder's process.
+"""A feed's settings, and how a job starts its feeder.
 
 Only one process can bind the feed's socket. The job that binds it starts the feeder, and passes the
 listening socket to it. Meanwhile other jobs connect, and wait until the feeder answers. If that job
@@ -16,12 +16,11 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from stoker.errors import FeedError
 from stoker.feed.local_socket import connect, listen
-from stoker.feed.settings import FeedSettings
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
@@ -37,6 +36,33 @@ if os.fork():
 from stoker.feed.autostart import main
 main(int(sys.argv[1]), sys.argv[2])
 """
+
+
+@dataclass(frozen=True)
+class FeedSettings:
+    """A feed: its name, its pipeline, and how it is prepared and shared.
+
+    Attributes:
+        name: the feed's name.
+        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
+        staging: how many items shared memory may hold; with a string, how many bytes.
+        jobs: how many to wait for before the first epoch begins.
+        patience_s: seconds that the other jobs wait for a job that does not respond.
+        autostarted: whether a job starts the feeder, so that it ends with the last one.
+        path: the feeder's ``sys.path``.
+        listen: ``host:port`` for other hosts; empty for this host only.
+        insecure: whether connections to other hosts are not encrypted.
+    """
+
+    name: str
+    target: str
+    staging: int | str | None = None
+    jobs: int = 1
+    patience_s: float = 60.0
+    autostarted: bool = False
+    path: tuple[str, ...] = ()
+    listen: str = ""
+    insecure: bool = False
 
 
 def connect_or_start(settings: FeedSettings) -> socket.socket:

@@ -295,7 +295,6 @@ class FeedEpoch(Iterator[Any]):
 
     def __init__(self, client: FeedClient) -> None:
         self._client = client
-        self._has_begun = False
         self._ready: deque[Any] = deque()  # outputs of the last item that are not used yet
         self._waker = _Waker()
         self._finish = finalize(self, _leave, client, self._waker)
@@ -315,18 +314,6 @@ class FeedEpoch(Iterator[Any]):
         self._client.position = epoch, number + 1
         return self._ready.popleft()
 
-    def begin(self) -> tuple[int, int]:
-        """Wait until the epoch begins; return its first position. Raises StopIteration."""
-        client = self._client
-        if not self._has_begun:
-            try:
-                self.epoch = client.request_epoch(self._waker.read)
-            except Interrupted:
-                raise StopIteration from None
-            self._has_begun = True
-        assert client.position is not None
-        return client.position
-
     def interrupt(self) -> None:
         """Wake a thread that waits in ``next()``; it then raises StopIteration."""
         self._waker.wake()
@@ -342,8 +329,9 @@ class FeedEpoch(Iterator[Any]):
 
     def _fill(self) -> None:
         """Wait until there is an output. Raises StopIteration at the end of the epoch."""
-        self.begin()
         try:
+            if self.epoch is None:
+                self.epoch = self._client.request_epoch(self._waker.read)
             while not self._ready:
                 self._receive_next()
         except Interrupted:

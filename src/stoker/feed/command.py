@@ -61,8 +61,8 @@ def feed(
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
     from stoker.adapters.entrypoint import target_of
+    from stoker.feed.autostart import FeedSettings
     from stoker.feed.feed_view import serve
-    from stoker.feed.settings import FeedSettings
 
     with report_errors("feed", ImportError, TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging

@@ -15,12 +15,11 @@ from rich.text import Text
 
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
-from stoker.feed.autostart import SWITCH_S
-from stoker.feed.feeder.session import ClientSession
+from stoker.feed.autostart import SWITCH_S, FeedSettings
+from stoker.feed.feeder.distributor import ClientSession
 from stoker.feed.local_socket import check_name, listen
 from stoker.feed.remote import FeedUrl
 from stoker.feed.server import FeedServer, open_server
-from stoker.feed.settings import FeedSettings
 
 # How often the table is printed, unless nothing has changed. Chosen, not measured.
 _PRINT_S = 10.0

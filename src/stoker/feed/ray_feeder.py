@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
 from stoker.feed import local_socket, remote
-from stoker.feed.autostart import become_feeder, end_what_is_kept
-from stoker.feed.settings import FeedSettings
+from stoker.feed.autostart import FeedSettings, become_feeder, end_what_is_kept
 from stoker.transport.address import join_address
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.ray_session import check_installed, end_with_raylet, require_ray

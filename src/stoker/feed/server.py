@@ -26,11 +26,11 @@ from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
+from stoker.feed.autostart import FeedSettings
 from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import Distributor, StartBarrier
+from stoker.feed.feeder.distributor import ClientSession, Distributor, StartBarrier
 from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.feeder.session import ClientSession
 from stoker.feed.messages import (
     Begin,
     EpochRequest,
@@ -44,7 +44,6 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.feed.remote import FeedListener
-from stoker.feed.settings import FeedSettings
 from stoker.transport.shared_memory import Blocks
 
 # Messages of one job before other jobs have their turn. A job has a few on the way, unless it is

@@ -12,7 +12,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.identity import chain_identity
 from stoker.cache.location import Limit
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.members.membership import Membership, NamedHosts, check_hosts
+from stoker.cluster.membership import Membership, NamedHosts, check_hosts
 from stoker.cluster.partitioned import Join, PartitionedCache
 from stoker.transport.secret import read_token, token_path
 
@@ -76,11 +76,11 @@ def cluster_join(cluster: object, *, insecure: bool = False) -> Join:
     Raises TypeError or ValueError for an invalid name, ImportError for "ray" if Ray is missing.
     """
     if cluster == "torchrun":
-        from stoker.cluster.members.torchrun import join
+        from stoker.cluster.torchrun import join
 
         return partial(join, insecure=insecure)
     if cluster == "ray":
-        from stoker.cluster.members import ray_members
+        from stoker.cluster import ray_members
 
         ray_members.check()
         return partial(ray_members.join, insecure=insecure)

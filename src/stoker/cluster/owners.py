@@ -99,10 +99,6 @@ class OwnerMap:
     def __len__(self) -> int:
         return len(self.members)
 
-    def owner(self, index: int) -> int:
-        """Return the number of the member that owns an example."""
-        return int(self._owners[_slot(index)])
-
     def owners(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the numbers of the members that own these examples."""
         spread = indices.astype(np.uint64) * _SPREAD

@@ -30,13 +30,21 @@ from stoker.cluster.owners import Member
 from stoker.cluster.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.transport.address import join_address, split_address
-from stoker.transport.ray_session import RayStore, check_installed, end_with_raylet, require_ray
+from stoker.transport.ray_session import (
+    check_installed,
+    end_with_raylet,
+    find_or_start,
+    require_ray,
+)
+from stoker.transport.secret import new_token
 
 NAMESPACE = "stoker-caches"
 
 
 class Registry:
-    """The cache servers of one cache.
+    """The cache servers of one cache, in Ray's key-value store.
+
+    The store lives exactly as long as the cluster, and needs no further process that could be lost.
 
     Args:
         cache: the cache's name: the digest of its specification.
@@ -44,28 +52,36 @@ class Registry:
     """
 
     def __init__(self, cache: str, ray: Any) -> None:
+        # Ray has no public interface to it. If a release changes it, only this class changes.
+        from ray.experimental import internal_kv
+
         self._cache = cache
-        self._store = RayStore(ray, NAMESPACE)
+        self._ray = ray
+        self._kv = internal_kv
 
     def token(self) -> bytes:
-        """Return the secret of the cluster's caches."""
-        return self._store.token()
+        """Return the secret of the cluster's caches; the first caller creates it."""
+        self._kv._internal_kv_put("token", new_token(), overwrite=False, namespace=NAMESPACE)
+        token: bytes = self._kv._internal_kv_get("token", namespace=NAMESPACE)
+        return token
 
     def enter(self, member: Member) -> None:
         """Add a node's cache server; it replaces an earlier entry."""
         self.leave(member.name)
         numbers = str(member.weight_bytes), str(member.joined_ns)
         key = "/".join((self._cache, member.name, *numbers, member.address))
-        self._store.put(key, b"1")
+        self._kv._internal_kv_put(key, b"1", namespace=NAMESPACE)
 
     def leave(self, node: str) -> None:
         """Remove a node's entry."""
-        self._store.remove_all(f"{self._cache}/{node}/")
+        prefix = f"{self._cache}/{node}/"
+        self._kv._internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
 
     def members(self) -> tuple[Member, ...]:
         """Return the cache servers on live nodes, sorted by node."""
-        alive = self._store.nodes()
-        entries = (key.split("/", 4) for key in self._store.keys(f"{self._cache}/"))
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        keys = self._kv._internal_kv_list(f"{self._cache}/", namespace=NAMESPACE)
+        entries = (key.decode().split("/", 4) for key in keys)
         found = [
             Member(node, address, int(weight_bytes), int(joined_ns))
             for _, node, weight_bytes, joined_ns, address in entries
@@ -152,22 +168,11 @@ def start_server(
 
     Raises CacheError if the cache server does not start.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    node = ray.get_runtime_context().get_node_id()
-    make = ray.remote(CacheServerActor).options(
-        name=f"{cache}-{node}",
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    )
+    name = f"{cache}-{ray.get_runtime_context().get_node_id()}"
     cause: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
-            actor = make.remote(cache, limit, folder, insecure)
+            actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
             started: Started = ray.get(actor.started.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:
             cause = error

@@ -10,30 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
 from dataclasses import asdict, dataclass
-from typing import NoReturn
 
 from stoker.errors import FeedError
 from stoker.feed.local_socket import connect, listen
 
-SWITCH_S = 0.0005
-"""The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
-not wait long for threads that prepare. Chosen, not measured."""
 # The wait for another process that has bound the name: it listens a few system calls later.
 _RETRY_S = 0.005
-_FEEDER_VARIABLE = "STOKER_FEEDER"  # set in a feeder's environment to its process id
+FEEDER_VARIABLE = "STOKER_FEEDER"  # set in a feeder's environment to its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _START_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from stoker.feed.autostart import main
+from stoker.feed.server import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -81,7 +75,7 @@ def connect_or_start(settings: FeedSettings) -> socket.socket:
 
 def check_not_in_feeder() -> None:
     """Raise FeedError in a feeder's process: it imports the script of the job that started it."""
-    if os.environ.get(_FEEDER_VARIABLE) == str(os.getpid()):
+    if os.environ.get(FEEDER_VARIABLE) == str(os.getpid()):
         raise FeedError(
             "the script calls stoker.share() while the feeder imports it: put the training code "
             'below if __name__ == "__main__":'
@@ -102,42 +96,3 @@ def _start(listener: socket.socket, settings: FeedSettings) -> None:
         env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         check=True,
     )
-
-
-# The functions below run in the feeder's process.
-
-
-def main(descriptor: int, text: str) -> NoReturn:
-    """Serve on a listening socket until the last job is gone."""
-    from stoker.feed.server import open_server  # here: jobs do not need these modules
-
-    listener = socket.socket(fileno=descriptor)
-    listener.set_inheritable(False)
-    settings = FeedSettings(**json.loads(text))
-    become_feeder(settings)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
-    try:
-        feeder = open_server(listener, settings)
-        with contextlib.closing(feeder):
-            feeder.serve()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        end_what_is_kept()
-        os._exit(0)  # a thread of the user's may never end
-
-
-def become_feeder(settings: FeedSettings) -> None:
-    """Have this process import modules as the job does, and not be taken for a job."""
-    os.environ[_FEEDER_VARIABLE] = str(os.getpid())
-    sys.path[:] = settings.path
-    sys.argv = [settings.target.rpartition(":")[0]]
-    sys.setswitchinterval(SWITCH_S)
-
-
-def end_what_is_kept() -> None:
-    """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
-    if (keeping := sys.modules.get("stoker.engine.workers.kept_processes")) is not None:
-        keeping.end_all()
-    if (caching := sys.modules.get("stoker.cache.handles")) is not None:
-        caching.HANDLES.close_all()

@@ -16,10 +16,16 @@ from typing import Any, NamedTuple
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
 from stoker.feed import local_socket, remote
-from stoker.feed.autostart import FeedSettings, become_feeder, end_what_is_kept
+from stoker.feed.autostart import FeedSettings
+from stoker.feed.server import become_feeder, end_what_is_kept, open_server
 from stoker.transport.address import join_address
 from stoker.transport.link import LinkError, LinkRefused
-from stoker.transport.ray_session import check_installed, end_with_raylet, require_ray
+from stoker.transport.ray_session import (
+    check_installed,
+    end_with_raylet,
+    find_or_start,
+    require_ray,
+)
 from stoker.transport.secret import new_token
 
 _FEATURE = 'stoker.share(cluster="ray")'
@@ -55,8 +61,6 @@ class FeederActor:
 
     def __init__(self, settings: FeedSettings, token: bytes) -> None:
         import ray
-
-        from stoker.feed.server import open_server
 
         end_with_raylet(before_exit=end_what_is_kept)
         become_feeder(settings)
@@ -99,7 +103,7 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
     until_s = time.monotonic() + _START_S
     while True:
         try:
-            actor = _find_or_start(ray, node, settings)
+            actor = _find_feeder(settings)
             left_s = max(0.0, until_s - time.monotonic())
             place = FeederPlace(*ray.get(actor.place.remote(), timeout=left_s))
             if place.error:
@@ -122,28 +126,19 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
         time.sleep(_RETRY_S)
 
 
-def _find_or_start(ray: Any, node: str, settings: FeedSettings) -> Any:
-    """Return the feed's actor. Raises ClusterError after a time limit.
+def _find_feeder(settings: FeedSettings) -> Any:
+    """Return the feed's actor, which may just start. Raises ClusterError after a time limit.
 
     Ray's client has no time limit, and would wait for ever for a head node that is gone.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    make = ray.remote(FeederActor).options(
-        name=settings.name,
-        namespace=_NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_task_retries=-1,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-    )
     found: OneShot[Any] = OneShot()
 
     def ask() -> None:
         try:
-            found.give(make.remote(settings, new_token()))
+            arguments = settings, new_token()
+            found.give(
+                find_or_start(FeederActor, settings.name, _NAMESPACE, *arguments, may_move=True)
+            )
         except BaseException as error:
             found.give(error=error)
 

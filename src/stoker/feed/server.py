@@ -16,17 +16,22 @@ An invalid message ends only the connection of the job that sent it. The schema 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
+import signal
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
-from stoker.feed.autostart import FeedSettings
+from stoker.feed.autostart import FEEDER_VARIABLE, FeedSettings
 from stoker.feed.feeder.branch import Branches
 from stoker.feed.feeder.distributor import ClientSession, Distributor, StartBarrier
 from stoker.feed.feeder.memory_budget import MemoryBudget
@@ -46,6 +51,9 @@ from stoker.feed.messages import (
 from stoker.feed.remote import FeedListener
 from stoker.transport.shared_memory import Blocks
 
+SWITCH_S = 0.0005
+"""The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
+not wait long for threads that prepare. Chosen, not measured."""
 # Messages of one job before other jobs have their turn. A job has a few on the way, unless it is
 # hostile. Chosen, not measured.
 _MAX_MESSAGES_IN_TURN = 64
@@ -373,3 +381,37 @@ def _refuse_one(listener: socket.socket, reason: str, patience_s: float) -> None
 def _spare_descriptor() -> int:
     """Open a descriptor that can be closed to accept, and refuse, a job when none is left."""
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def main(descriptor: int, text: str) -> NoReturn:
+    """Serve on a listening socket until the last job is gone."""
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    settings = FeedSettings(**json.loads(text))
+    become_feeder(settings)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
+    try:
+        feeder = open_server(listener, settings)
+        with contextlib.closing(feeder):
+            feeder.serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_what_is_kept()
+        os._exit(0)  # a thread of the user's may never end
+
+
+def become_feeder(settings: FeedSettings) -> None:
+    """Have this process import modules as the job does, and not be taken for a job."""
+    os.environ[FEEDER_VARIABLE] = str(os.getpid())
+    sys.path[:] = settings.path
+    sys.argv = [settings.target.rpartition(":")[0]]
+    sys.setswitchinterval(SWITCH_S)
+
+
+def end_what_is_kept() -> None:
+    """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
+    if (keeping := sys.modules.get("stoker.engine.workers.kept_processes")) is not None:
+        keeping.end_all()
+    if (caching := sys.modules.get("stoker.cache.handles")) is not None:
+        caching.HANDLES.close_all()

@@ -138,11 +138,17 @@ def share(
         )
     check_not_in_feeder()
     target = target_of(function)
-    if is_whole_number(staging):
-        staging = int(staging)
-    path = tuple(sys.path)
-    where = listen or "", bool(insecure)
-    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path, *where)
+    settings = FeedSettings(
+        name,
+        target,
+        int(staging) if is_whole_number(staging) else staging,
+        int(jobs),
+        float(patience_s),
+        autostarted=True,
+        path=tuple(sys.path),
+        listen=listen or "",
+        insecure=bool(insecure),
+    )
     connect = connect_or_start if cluster is None else connect_in_cluster
     return open_feed(FeedAddress(name, lambda: connect(settings), target, _MAX_LOSSES), seed)
 

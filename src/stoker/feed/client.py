@@ -132,10 +132,6 @@ class FeedClient:
             )
         self.position = epoch, number
 
-    def close(self) -> None:
-        """End the connection; the feeder then sends this job nothing more."""
-        self._connection.close()
-
     @property
     def is_owner(self) -> bool:
         """True if this process owns the connection; False in a forked child of the owner."""

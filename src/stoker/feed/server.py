@@ -3,8 +3,8 @@
 One thread, which runs this module, talks to the jobs and makes all decisions. Each branch has a
 thread that prepares its outputs. All threads block while there is nothing to do.
 
-A job gets each item with a lease, which ends with ``Release``, with the connection, or with the
-process (pidfd). A job that leaves or is evicted keeps its leases, and so its memory.
+A job gets each item with a lease, which ends with ``Release`` or with the connection, which the
+kernel ends with the process. A job that leaves or is evicted keeps its leases, and so its memory.
 
 Eviction: if a branch is full, a reader waits, and the slowest readers have sent nothing for
 ``patience_s``, they receive ``Evicted``. They may request their positions again.
@@ -211,10 +211,6 @@ class FeedServer:
             self._selector.register(
                 connection, selectors.EVENT_READ, lambda: self._receive_messages(session)
             )
-            if session.pidfd >= 0:
-                self._selector.register(
-                    session.pidfd, selectors.EVENT_READ, lambda: self._drop(session)
-                )
 
     def _refuse_without_descriptors(self) -> None:
         """Refuse a job when the feeder has no descriptor for it: the job would wait for ever."""
@@ -232,8 +228,6 @@ class FeedServer:
         self.sessions.remove(session)
         self._distributor.drop(session)
         self._selector.unregister(session.connection)
-        if session.pidfd >= 0:
-            self._selector.unregister(session.pidfd)
         session.close()
 
     def _drop_lost(self) -> bool:

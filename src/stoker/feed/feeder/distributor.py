@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,6 @@ class ClientSession:
 
     Attributes:
         pid: the job's process.
-        pidfd: readable once the process has ended; -1 if the kernel has no pidfd.
         label: the job's command line.
         is_welcome: whether it has got the welcome message.
         is_lost: whether it is gone, or has broken the protocol.
@@ -59,10 +57,6 @@ class ClientSession:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except OSError:
-            self.pidfd = -1
         self.since_s = self.last_message_s = time.monotonic()
         self.leases: dict[int, tuple[StagedItem, LogReader]] = {}
 
@@ -106,8 +100,6 @@ class ClientSession:
 
     def close(self) -> None:
         self.connection.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
 
 
 class StartBarrier:

@@ -243,9 +243,9 @@ def test_mutated_frames_harm_nobody(server: CacheServer) -> None:
     requests = [
         (protocol.GetRequest(1, b"".join(each.key for each in records)), b""),
         (protocol.PutRequest(2, other_keys, sizes, checksums), body),
-        (protocol.Hello(4, DEFINITION, 1), b""),
+        (protocol.CacheHello(4, DEFINITION, 1), b""),
     ]
-    hello = protocol.encode(protocol.Hello(0, DEFINITION, 1))
+    hello = protocol.encode(protocol.CacheHello(0, DEFINITION, 1))
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:

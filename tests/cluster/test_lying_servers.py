@@ -47,10 +47,10 @@ class Lying:
     def _serve(self, link: Link) -> None:
         while True:
             request = protocol.decode_request(link.receive()[0])
-            if isinstance(request, protocol.Hello):
+            if isinstance(request, protocol.CacheHello):
                 link.send(
                     protocol.encode(
-                        protocol.Welcome(
+                        protocol.CacheWelcome(
                             request.id, "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
                         )
                     )
@@ -109,7 +109,7 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
         (protocol.GetReply(1, [400, -1], [5, 0]), item),
         (protocol.PutReply(1, [0], False), b""),
     ]
-    met = protocol.encode(protocol.Welcome(0, "elsewhere", "/nowhere", 1 << 20, True, 0))
+    met = protocol.encode(protocol.CacheWelcome(0, "elsewhere", "/nowhere", 1 << 20, True, 0))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:

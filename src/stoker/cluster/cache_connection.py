@@ -70,8 +70,10 @@ class CacheConnection:
             self._link = Link.connect(address, secret, protocol.PURPOSE, timeout_s=DEADLINE_S)
         except TokenError as error:
             raise LinkRefused(str(error)) from error
-        hello = protocol.Hello(0, spec, newest_ns)
-        reply, _ = self._request(hello, (), DEADLINE_S, (protocol.Welcome, protocol.SpecDiffers))
+        hello = protocol.CacheHello(0, spec, newest_ns)
+        reply, _ = self._request(
+            hello, (), DEADLINE_S, (protocol.CacheWelcome, protocol.SpecDiffers)
+        )
         if isinstance(reply, protocol.SpecDiffers):
             self.close()
             raise SpecRefused(
@@ -79,7 +81,7 @@ class CacheConnection:
                 f"{reply.differences}. Give all nodes the same data and the same version=. To use "
                 "the cache server for another cache, restart it"
             )
-        assert isinstance(reply, protocol.Welcome)
+        assert isinstance(reply, protocol.CacheWelcome)
         self.welcome = reply
 
     def get(self, keys: Sequence[bytes]) -> list[Record | None]:

@@ -28,7 +28,7 @@ Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class Hello(msgspec.Struct, tag="hello", frozen=True):
+class CacheHello(msgspec.Struct, tag="hello", frozen=True):
     """The first request: the client's specification, and the newest member that it knows.
 
     The cache server passes the news on to the processes of its host.
@@ -40,7 +40,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """When the newest member that the client knows joined (``Member.joined_ns``)."""
 
 
-class Welcome(msgspec.Struct, tag="met", frozen=True):
+class CacheWelcome(msgspec.Struct, tag="met", frozen=True):
     """The reply if the cache server holds the same cache."""
 
     id: Count
@@ -98,8 +98,8 @@ class PutReply(msgspec.Struct, tag="stored", frozen=True):
     """True if the store is full."""
 
 
-Request = Hello | GetRequest | PutRequest
-Reply = Welcome | SpecDiffers | GetReply | PutReply
+Request = CacheHello | GetRequest | PutRequest
+Reply = CacheWelcome | SpecDiffers | GetReply | PutReply
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -96,7 +96,7 @@ class CacheServer:
     def _serve(self, link: Link) -> None:
         header, _ = link.receive(_refuse_body, wait_s=_HELLO_S)
         hello = protocol.decode_request(header)
-        if not isinstance(hello, protocol.Hello):
+        if not isinstance(hello, protocol.CacheHello):
             raise LinkError(f"{link.peer} did not send its specification first")
         differences = self._check_spec(hello)
         if differences:
@@ -104,7 +104,7 @@ class CacheServer:
             return
         link.send(
             protocol.encode(
-                protocol.Welcome(
+                protocol.CacheWelcome(
                     hello.id,
                     boot_id(),
                     self.folder,
@@ -125,7 +125,7 @@ class CacheServer:
                 case _:
                     raise LinkError(f"{link.peer} sent its specification twice")
 
-    def _check_spec(self, hello: protocol.Hello) -> str:
+    def _check_spec(self, hello: protocol.CacheHello) -> str:
         """Adopt the first client's specification; return how another one differs, "" if not.
 
         A client with the same one may know of a newer member: the processes of this host look for

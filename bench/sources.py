@@ -21,7 +21,7 @@ Beside each rate: how many classes a batch has, on average. The data lie in orde
 
 Command::
 
-    python bench/sources.py                            # torch and datasets, of the dev extra
+    python bench/sources.py                            # torch and datasets, of the dev group
     python bench/sources.py --peers all --install      # WebDataset as well, in .peers/webdataset
 
 Targets: tar at least 1.2 of WebDataset's rate; Parquet 1.0 of pyarrow's row groups; Hugging Face

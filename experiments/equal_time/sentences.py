@@ -198,10 +198,11 @@ def readme(rows: Sequence[Row]) -> list[str]:
     lower = sum(pair.outcome == "helped" for pair in found)
     tasks = list(dict.fromkeys(pair.echoed.row["task"] for pair in found))
     return [
-        f"**Trained for the same time** there, to the end of a schedule of its own, the echoed job "
-        f"ended with a lower loss in {lower} of {len(found)} comparisons ({_names(tasks)}); "
-        f"where it is known, training without echoing had to be {_span(_known(found, 4, rows))} "
-        "times as long to end as well. ([Evidence](docs/evidence.md#does-it-last).)"
+        "**On storage four times slower than a training step**, and given the same training time, "
+        f"the job with echoing ended with a lower loss in {lower} of {len(found)} comparisons "
+        f"({_names(tasks)}). To reach that loss without echoing took "
+        f"{_span(_known(found, 4, rows))} times as long, where it is known "
+        "([evidence](docs/evidence.md#does-it-last))."
     ]
 
 

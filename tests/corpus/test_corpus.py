@@ -39,8 +39,10 @@ AHEAD = ("filter", "filter_few", "skipping", "mix_all", "echo")
 """A state tells what these saw of examples that workers made ahead: what was left out, and how many
 items there are."""
 
-EVERY = 1 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 6
-"""Of costly cases, the one in so many that is tried."""
+THREADS_EVERY, PROCESSES_EVERY = (
+    (1, 1) if os.environ.get("STOKER_TEST_PROFILE") == "full" else (3, 12)
+)
+"""With workers, the case in so many that is tried where costly tests run."""
 
 Found = dict[str, Any]
 
@@ -105,14 +107,14 @@ BLOCKS = range(0, CASES, BLOCK)
     ("workers", "kind", "every"),
     [
         (0, None, 1),
-        (1, "thread", 7),
-        (4, "thread", 5),
+        (1, "thread", 11),
+        (4, "thread", 7),
         (1, "process", 34),
-        (4, "process", 17),
-        pytest.param(1, "thread", 1, marks=pytest.mark.full),
-        pytest.param(4, "thread", 1, marks=pytest.mark.full),
-        pytest.param(1, "process", EVERY, marks=pytest.mark.full),
-        pytest.param(4, "process", EVERY, marks=pytest.mark.full),
+        (4, "process", 34),
+        pytest.param(1, "thread", THREADS_EVERY, marks=pytest.mark.full),
+        pytest.param(4, "thread", THREADS_EVERY, marks=pytest.mark.full),
+        pytest.param(1, "process", PROCESSES_EVERY, marks=pytest.mark.full),
+        pytest.param(4, "process", PROCESSES_EVERY, marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("block", BLOCKS)

@@ -44,7 +44,6 @@ _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)
 
 SLOW = {  # what they train, or nothing that another page does not start as well
     "analyze.md",
-    "assistants.md",
     "caching.md",
     "coming-from.md",
     "echoing.md",
@@ -53,6 +52,7 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "images.md",
     "index.md",
     "loaders.md",
+    "one-page.md",
     "ranks.md",
     "recipes.md",
     "remote.md",

@@ -12,6 +12,7 @@ straight into memory that the job maps, as it maps a feeder's. Each frame begins
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -85,8 +86,8 @@ class FeedUrl:
 # -- on the feeder's host
 
 
-class FeedListener:
-    """Makes the feed ``name`` of this process available at ``listen``, a ``host:port``.
+def listen_for_hosts(listen: str, name: str, token: bytes | None, *, insecure: bool) -> Listener:
+    """Make the feed ``name`` of this process available at ``listen``, a ``host:port``.
 
     ``token`` is the secret of its connections; by default it is the user's own, which is made if
     there is none. With ``insecure``, its traffic is not encrypted; jobs must be told so, too.
@@ -94,41 +95,29 @@ class FeedListener:
     Raises FeedError if it cannot listen there, TokenError, ImportError if cryptography is missing,
     ValueError for an invalid address.
     """
+    host, port = split_address(listen)
+    secret = Secret.of_host(token or make_token_file(token_path()), insecure=insecure)
+    serve = functools.partial(_serve, name)
+    try:
+        return Listener(host, port, secret, PURPOSE, serve, timeout_s=_SILENT_S)
+    except OSError as error:
+        raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
 
-    def __init__(
-        self, listen: str, name: str, token: bytes | None, *, insecure: bool = False
-    ) -> None:
-        self._name = name
-        host, port = split_address(listen)
-        secret = Secret.of_host(token or make_token_file(token_path()), insecure=insecure)
-        try:
-            self._listener = Listener(host, port, secret, PURPOSE, self._serve, timeout_s=_SILENT_S)
-        except OSError as error:
-            raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
 
-    @property
-    def address(self) -> str:
-        """``host:port``, with the actual port."""
-        return self._listener.address
-
-    def close(self) -> None:
-        """End all connections; their threads end."""
-        self._listener.close()
-
-    def _serve(self, link: Link) -> None:
-        """Pass a job's messages on until either side hangs up."""
-        link.end_when_silent(_SILENT_S)
-        local = local_socket.connect_within(self._name, _LISTEN_S)
-        if local is None:
-            return
-        with local:
-            sender = start_thread("stoker-feed-outputs", _send_outputs, local, link)
-            with contextlib.suppress(*_ENDS):
-                while True:
-                    header, _ = link.receive(_no_contents)
-                    local.send(header[_CHECKSUM_BYTES:])  # the feeder checks it
-            _hang_up(local, link)
-            sender.join()
+def _serve(name: str, link: Link) -> None:
+    """Pass the messages of a job on another host on until either side hangs up."""
+    link.end_when_silent(_SILENT_S)
+    local = local_socket.connect_within(name, _LISTEN_S)
+    if local is None:
+        return
+    with local:
+        sender = start_thread("stoker-feed-outputs", _send_outputs, local, link)
+        with contextlib.suppress(*_ENDS):
+            while True:
+                header, _ = link.receive(_no_contents)
+                local.send(header[_CHECKSUM_BYTES:])  # the feeder checks it
+        _hang_up(local, link)
+        sender.join()
 
 
 def _send_outputs(local: socket.socket, link: Link) -> None:

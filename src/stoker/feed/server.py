@@ -48,7 +48,7 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.feed.remote import FeedListener
+from stoker.feed.remote import listen_for_hosts
 from stoker.transport.shared_memory import Blocks
 
 SWITCH_S = 0.0005
@@ -109,7 +109,7 @@ class FeedServer:
         listener.setblocking(False)
         process.close_in_children(listener)
         self._remote_listener = (
-            FeedListener(settings.listen, self.name, token, insecure=settings.insecure)
+            listen_for_hosts(settings.listen, self.name, token, insecure=settings.insecure)
             if settings.listen
             else None
         )

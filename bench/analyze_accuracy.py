@@ -310,7 +310,7 @@ def main() -> None:
         for share in SHARES
         for workers in WORKERS
         for speed in (job.speeds if share < 1 else job.speeds[:1])
-    ][: 2 if quick else None]
+    ][: 1 if quick else None]
     with report(__file__, arguments) as made, throttled.disk(1 << 30) as disk:
         for job in jobs:
             write(job, disk.folder / job.name, arguments.data)

@@ -186,6 +186,49 @@ class Examples:
         return {"id": index, "x": np.full(3, index, np.float64), "name": f"example {index}"}
 
 
+class CountingStream:
+    """A stream of numbers up to a length, with a state of its own: how far it is."""
+
+    def __init__(self, length: int = 1000) -> None:
+        self.length = length
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class GoesOn(CountingStream):
+    """Goes on where it stands, as the class of docs/streams.md."""
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.at = self.at, 0
+        for number in range(begin, self.length):
+            self.at = (number + 1) % self.length
+            yield number
+
+
+class BeginsAnew(CountingStream):
+    """Begins at its beginning, but for the pass behind a load."""
+
+    begin = 0
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.begin = self.begin, 0
+        self.at = begin
+        for number in range(begin, self.length):
+            self.at = number + 1
+            yield number
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
 @functools.cache
 def table_of(examples: int) -> str:
     """Return a table of another package, of so many numbers; it goes when the process ends."""
@@ -399,6 +442,19 @@ def signed(state: dict[str, Any]) -> dict[str, Any]:
     fields = {k: v for k, v in state.items() if k not in ("checksum", "loader")}
     text = json.dumps(fields, sort_keys=True)
     return {**state, "checksum": zlib.crc32(text.encode())}
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of everything in a state."""
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    found = [path] if path else []
+    for key, child in children:
+        found += paths_of(child, (*path, key))
+    return found
 
 
 def tails_agree(spec: Spec, save: Any, load: Any) -> None:

@@ -172,7 +172,7 @@ def demo() -> None:
 caches = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
-    help="List, inspect, remove or serve the caches of this host.",
+    help="List, remove or serve the caches of this host.",
 )
 app.add_typer(caches, name="cache")
 
@@ -186,18 +186,6 @@ def cache_list() -> None:
     from stoker.cache.inventory import print_table
 
     print_table()
-
-
-@caches.command("info")
-def cache_info(which: _Name) -> None:
-    """Show one cache: its size limit, its items, and how often its users found an example there.
-
-    Example: stoker cache info /scratch/cache
-    """
-    from stoker.cache.inventory import print_info
-
-    with report_errors("cache"):
-        print_info(which)
 
 
 @caches.command("remove")

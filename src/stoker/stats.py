@@ -117,7 +117,7 @@ class WorkerTime:
     computing_fraction: float
     """Workers had a processor."""
     queued_fraction: float
-    """Workers were ready, but no processor was free. Only Linux reports this; elsewhere it is 0,
+    """Workers were ready, but no processor was free. Where the kernel does not tell, it is 0,
     and part of ``blocked_fraction``."""
     blocked_fraction: float
     """Workers slept, or waited for the GIL or another lock: the rest."""

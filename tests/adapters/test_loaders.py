@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stoker
 from strategies import one_in, shortened
@@ -90,17 +90,6 @@ def test_the_loader_s_own_draws_stay_as_they_were() -> None:
     torch.manual_seed(5)
     echoed = seen(stoker.echo(loader, seed=0))
     assert list(dict.fromkeys(echoed)) == alone
-
-
-def test_a_pipeline_answers_as_its_loader_would() -> None:
-    loader = DataLoader(Numbers(), batch_size=BATCH, sampler=DistributedSampler(Numbers(), 2, 1))
-    pipeline = stoker.echo(loader)
-    assert pipeline.dataset is loader.dataset
-    assert pipeline.batch_size == BATCH
-    assert pipeline.sampler is loader.sampler
-    sampler: Any = pipeline.sampler
-    sampler.set_epoch(3)
-    assert loader.sampler.epoch == 3
 
 
 class Told:

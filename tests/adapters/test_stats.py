@@ -215,7 +215,7 @@ def test_threads_are_named_where_they_would_be_faster_than_processes() -> None:
 
 
 WORKERS = pytest.mark.parametrize(
-    ("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")]
+    ("workers", "kind"), [(0, "thread"), (2, "thread"), (1, "process")]
 )
 
 
@@ -377,10 +377,9 @@ def test_of_two_stages_of_one_name_the_slower_is_marked() -> None:
     assert [line.endswith("<- bottleneck") for line in shown[1:5]] == [False, False, False, True]
 
 
-@WORKERS
-def test_every_stage_is_counted(workers: int, kind: str) -> None:
+def test_every_stage_tells_its_time() -> None:
     chain = stoker.from_dataset(Examples(40), seed=0).map(dict).echo(2)
-    pipeline = chain.random_map(keep).batch(8).map(same).workers(workers, kind=kind)
+    pipeline = chain.random_map(keep).batch(8).map(same).workers(2)
     list(pipeline)
     stats = pipeline.stats()
     counted = {stage.name: stage.examples for stage in stats.stages}

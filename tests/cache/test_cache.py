@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import gc
 import json
 import mmap
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
@@ -1399,41 +1396,3 @@ def test_without_lmdb_the_error_says_what_to_install(
     with pytest.raises(ImportError, match=r"a cache needs the package lmdb .*pip install lmdb"):
         uses[how]()
     assert os.listdir(tmp_path) == []
-
-
-FILLING = """
-import sys, warnings
-import numpy as np
-import stoker
-from stoker.cache import handles
-
-handles._SHOW_EVERY_S = 0
-dataset = stoker.cached([np.zeros(5000, np.int64)] * 60, {limit!r})
-for index in range(60):
-    dataset[index]
-    dataset._cache.flush()
-print("behind it", file=sys.stderr)
-"""
-
-
-@pytest.mark.parametrize("limit", ["1MiB", "8MiB"])
-def test_progress_in_a_terminal_is_whole_lines(limit: str) -> None:
-    """What comes next is not appended to it, whether the store was filled or not."""
-    ours, theirs = pty.openpty()
-    program = [sys.executable, "-W", "error", "-c", FILLING.format(limit=limit)]
-    running = subprocess.Popen(program, stderr=theirs)
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):  # nobody has the other end any more
-        while read := os.read(ours, 1 << 16):
-            written += read
-    os.close(ours)
-    assert running.wait(60) == 0
-    *lines, last = written.decode().split("\r\n")[:-1]
-    assert last == "behind it"
-    assert len(lines) > 3
-    for line in lines:
-        assert re.fullmatch(r"cache: \d.* of \d\.0 MiB, \d+ items(, full)?", line), line
-    assert [line.endswith("full") for line in lines] == [False] * (len(lines) - 1) + [
-        limit == "1MiB"
-    ]

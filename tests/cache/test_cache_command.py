@@ -1,4 +1,4 @@
-"""`stoker cache list | info | remove`, in processes of their own where others use the cache."""
+"""`stoker cache list | remove`, in processes of their own where others use the cache."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_without_caches_the_list_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_kept_cache_is_listed(kept: str) -> None:
     row = row_of(kept)
     assert row is not None
-    for part in ("from_arrays", " 10 ", "2.0 MiB", "none", "until removed"):
+    for part in ("from_arrays", " 10 ", "2.0 MiB", "examples enter", "none", "until removed"):
         assert part in row
     pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
     with iter(pipeline) as rows:
@@ -154,48 +154,20 @@ def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> No
     assert not store.exists()
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_info_tells_about_one(kept: str, used: bool) -> None:
-    pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
-    if used:
-        list(pipeline)
-    code, out, errors = stoker_cache("info", kept)
-    assert (code, errors) == (0, "")
-    told = {line[:8].strip(): line[8:].strip() for line in out.splitlines()}
-    assert told["folder"] == kept
-    assert told["holds"].startswith("from_arrays")
-    assert told["stays"] == "until it is removed"
-    assert told["in use"] == ("yes" if used else "no")
-    assert told["state"] == "examples enter"
-    assert told["items"].startswith("10 (")
-    assert told["takes"].endswith("of 2.0 MiB")
-    hits = 20 if used else 10
-    assert told["so far"].startswith(f"{hits} hits, 10 misses, ")
-
-
-def test_info_tells_that_it_is_full(tmp_path: Path) -> None:
-    pipeline = stoker.from_arrays(np.zeros((40, 10_000))).cache(
-        "1MiB", path=tmp_path / "store", version="1"
-    )
+def test_the_list_tells_that_one_is_full(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    pipeline = stoker.from_arrays(np.zeros((40, 10_000))).cache("1MiB", path=store, version="1")
     list(pipeline.workers(0))
-    code, out, _ = stoker_cache("info", tmp_path / "store")
-    assert code == 0
-    assert "full: no more examples enter" in out
+    row = row_of(store)
+    assert row is not None
+    assert " full " in row
 
 
-def test_info_takes_a_name_from_the_list(temporary: str) -> None:
-    code, out, errors = stoker_cache("info", os.path.basename(temporary))
-    assert (code, errors) == (0, "")
-    assert temporary in out
-    assert "until its last user ends" in out
-
-
-@pytest.mark.parametrize("command", ["info", "remove"])
-def test_what_is_no_cache_is_an_error(tmp_path: Path, command: str) -> None:
+def test_what_is_no_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     for which in ("nothing-like-it", str(tmp_path / "mine"), str(tmp_path / "none")):
-        code, out, errors = stoker_cache(command, which)
+        code, out, errors = stoker_cache("remove", which)
         assert (code, out) == (1, "")
         says = f"there is no cache {which!r}: run stoker cache list to see all of them"
         assert errors == f"stoker cache: {says}\n"

@@ -52,10 +52,10 @@ from stoker.cache.counters import (
     USED_BYTES,
     WRITING,
     Counters,
-    read_counts,
+    read_head,
 )
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import DATA, MISSING, Busy, Store, changed_ns
+from stoker.cache.store import DATA, MISSING, Store, StoreLocked, changed_ns
 from stoker.cache.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few, one_in
 
@@ -418,7 +418,7 @@ def test_a_writer_that_ends_or_stops_within_a_transaction(
             time.sleep(0.005)
         assert found(store, [1, 2]) == {1: content(1)}
         if name == "SIGSTOP":
-            with pytest.raises(Busy):
+            with pytest.raises(StoreLocked):
                 store.add([item(3)])
             with writing(store) as writer:
                 assert writer.offer(item(4))
@@ -456,7 +456,7 @@ def test_who_comes_while_a_writer_is_stopped_waits_for_nobody(tmp_path: Path, fo
         there = found(store, [1, 2])
         try:
             store.add([item(3)])
-        except Busy:
+        except StoreLocked:
             say(json.dumps([2 in there, wrong(there), store.holds([key(2)])]))
     """
     here = tmp_path / "script"
@@ -666,7 +666,7 @@ def say_instead(folder: str, **changes: Any) -> None:
 
 
 def head_of(folder: str) -> list[int]:
-    return read_counts(Path(folder, "counters").read_bytes())[0]
+    return read_head(Path(folder, "counters").read_bytes())
 
 
 def set_head(folder: str, at: int, value: int) -> None:

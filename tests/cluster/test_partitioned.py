@@ -21,7 +21,6 @@ from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers, write_toke
 
 import stoker
 from scripts import reserved_port
-from stoker.cache import inventory
 from stoker.cache.counters import ITEMS
 from stoker.cluster.cache_connection import CacheConnection
 from stoker.cluster.cache_server import CacheServer
@@ -133,18 +132,6 @@ def test_a_wrapped_dataset_in_worker_processes(three: list[CacheServer]) -> None
     cache = dataset.cache_stats()
     assert (cache.misses, cache.hits) == (EXAMPLES, EXAMPLES)
     assert "nodes answer" in str(cache)
-
-
-def test_the_command_tells_where_hits_came_from(
-    three: list[CacheServer], capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = over(shuffled(), three).batch(7)
-    for _ in range(2):
-        stream(train)
-    inventory.print_info(three[0].folder)
-    told = capsys.readouterr().out
-    assert "nodes   3 of 3 answer, map 3\n" in told
-    assert f"{EXAMPLES} from storage\n" in told
 
 
 def test_on_another_host_the_store_of_the_first_is_one_of_the_others(

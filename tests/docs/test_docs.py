@@ -163,11 +163,3 @@ def test_quotes_are_what_the_files_say(page: Path) -> None:
 
 def _flush_left(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
-
-
-def test_the_architecture_names_files_that_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
-    assert {"engine/segments/stream.py", "tests/conftest.py"} <= named
-    folders = (ROOT, PACKAGE, PACKAGE / "engine" / "workers")
-    assert not [name for name in sorted(named) if not any((f / name).is_file() for f in folders)]

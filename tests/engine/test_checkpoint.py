@@ -8,15 +8,13 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-import pytest
 from epochs import epoch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import Node, Position, forget, resume, resume_points
-from stoker.engine.survivors import FilteredStream, FilterRecord
-from stoker.errors import StateError
+from stoker.engine.checkpoint import Node, forget, resume, resume_points
+from stoker.engine.survivors import FilterRecord
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
 
 
@@ -36,23 +34,6 @@ def plain(value: Any) -> Any:
 
 # An echo and two filters: what one needs is asked of the one before it.
 chains = specs(max_examples=60, max_filters=2)
-
-
-@few(40)
-@given(spec=chains, stop=st.integers(1, 30), workers=st.sampled_from([0, 0, 0, 2]))
-def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int) -> None:
-    with small_pools_allowed():
-        with epoch(built(spec), workers) as taken:
-            head = list(islice(taken, stop))
-            position = taken.position
-            rest = [frozen(output) for output in taken]
-        if not head:
-            return  # the epoch is empty: there is nowhere to go on from
-        with epoch(built(spec), workers, position, taken.pool_size) as again:
-            resume(again.last, position)
-            assert [frozen(output) for output in again] == rest
-            assert again.yielded == taken.yielded
-            assert again.skip_log.filtered == taken.skip_log.filtered
 
 
 @few(50)
@@ -116,27 +97,6 @@ def test_a_pool_that_was_not_begun_needs_nothing() -> None:
         assert resume_points(taken.last, 0, taken.planning) == []
 
 
-def test_without_pools_and_filters_the_number_says_it_all() -> None:
-    chain = stoker.from_dataset(list(range(20)), seed=0).shuffle().batch(3)
-    with epoch(chain) as taken:
-        list(islice(taken, 3))
-        position = taken.position
-        assert position == Position(3)
-        rest = [frozen(output) for output in taken]
-    with epoch(chain, 0, position) as again:
-        assert again.filtered == []
-        resume(again.last, position)
-        assert [frozen(output) for output in again] == rest
-
-
-def test_filtered_streams_come_in_the_order_that_data_meets_them() -> None:
-    chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).filter(bool).batch(2)
-    with small_pools_allowed(), epoch(chain) as taken:
-        first, second = taken.filtered
-        assert isinstance(first, FilteredStream)
-        assert (first.segment.at, second.segment.at) == (0, 3)
-
-
 def test_what_was_decided_is_not_decided_again() -> None:
     asked: list[int] = []
 
@@ -157,31 +117,3 @@ def test_what_was_decided_is_not_decided_again() -> None:
         resume(again.last, position)
         assert next(again).tolist() == [12, 14]
     assert min(asked) == 11  # what came before is not even read
-
-
-def test_what_was_left_out_stays_so_behind_a_resume() -> None:
-    examples = stoker.from_dataset(list(range(40)), seed=0)
-    with epoch(examples.filter(lambda number: number % 2 == 0).batch(2)) as taken:
-        list(islice(taken, 3))
-        (stream,) = taken.filtered
-        with taken.planning.lock:
-            stream.wait_for(4)  # decided, and not handed out
-        position = taken.position
-        (record,) = position.parts
-        assert isinstance(record, FilterRecord)
-        assert record.drops.tolist() == [13, 15, 17]
-    anything = examples.filter(lambda number: True).batch(2)
-    with epoch(anything, 0, position) as again:
-        resume(again.last, position)
-        assert again.position.parts == position.parts
-        assert [output.tolist() for output in islice(again, 3)] == [[12, 14], [16, 18], [19, 20]]
-
-
-def test_a_state_that_does_not_fit_is_refused() -> None:
-    chain = stoker.from_dataset(list(range(20)), seed=0).batch(5)
-    with epoch(chain) as taken, pytest.raises(StateError, match="at 9 of 4"):
-        resume(taken.last, Position(9))
-    filtered = stoker.from_dataset(list(range(20)), seed=0).filter(bool).batch(5)
-    short = FilterRecord(0, 0, 3, array("q", [0]))
-    with epoch(filtered) as taken, pytest.raises(StateError, match="left out"):
-        resume(taken.last, Position(2, parts=[short]))

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.engine.items import WouldBlock
-from stoker.engine.survivors import FilteredStream, FilterRecord, SkipLog
-from stoker.errors import BudgetSpent, StageError
-from stoker.stages.skip import Budget
+from stoker.engine.survivors import FilteredStream, FilterRecord
 from strategies import few
 
 LONG_S = 60.0
@@ -76,55 +74,6 @@ def test_a_later_record_is_that_of_an_epoch_looked_at_from_there(
     assert later == recorded(kept, record.number_of(survivor), record.seen)
     if survivor < decided:
         assert later.since(decided - 1) == record.since(decided - 1)
-
-
-def failed(stage: str, index: int) -> StageError:
-    return StageError(stage, ValueError(f"bad {index}"), index=index, path=f"/{index}")
-
-
-@given(allowed=st.integers(0, 8), failures=st.integers(0, 12))
-def test_a_count_of_examples_may_be_skipped_and_not_one_more(allowed: int, failures: int) -> None:
-    log = SkipLog({}, 0)
-    for number in range(failures):
-        if number < allowed:
-            log.skip(failed("map(f)", number), 0, Budget(allowed), 100)
-            continue
-        with pytest.raises(BudgetSpent) as spent:
-            log.skip(failed("map(f)", number), 0, Budget(allowed), 100)
-        assert spent.value.skipped == allowed + 1
-        assert len(spent.value.skips) == allowed + 1  # the last one included
-        assert spent.value.skips[-1].index == number
-    skipped = min(allowed, failures)
-    assert log.skipped == log.spent.get(0, 0) == len(log.skips) == skipped
-
-
-def test_a_fraction_is_of_the_epoch_or_of_what_came() -> None:
-    known, unknown = SkipLog({}, 0), SkipLog({}, 0)
-    known.examples = 100
-    for number in range(29):
-        known.skip(failed("map(f)", number), 0, Budget(None, 0.29), number)
-    with pytest.raises(BudgetSpent):
-        known.skip(failed("map(f)", 29), 0, Budget(None, 0.29), 100)
-    for number in range(20):
-        unknown.skip(failed("map(f)", number), 0, Budget(None, 0.01), 2_000)
-    with pytest.raises(BudgetSpent):
-        unknown.skip(failed("map(f)", 20), 0, Budget(None, 0.01), 2_000)
-
-
-def test_accounts_are_apart_and_go_on_behind_a_resume() -> None:
-    log = SkipLog({0: 1, 3: 2}, 7)
-    assert (log.skipped, log.filtered) == (3, 7)
-    log.skip(failed("map(g)", 1), 3, Budget(3), 10)
-    with pytest.raises(BudgetSpent) as spent:
-        log.skip(failed("map(g)", 2), 3, Budget(3), 10)
-    assert spent.value.stage == "map(g)"
-    log.skip(failed("map(f)", 2), 0, Budget(2), 10)
-    with pytest.raises(BudgetSpent) as spent:
-        log.skip(failed("map(f)", 3), 0, Budget(2), 10)
-    assert spent.value.stage is None
-    # Of the pipeline's budget all failures since the resume are listed.
-    assert [skip.index for skip in spent.value.skips] == [1, 2, 3]
-    assert log.spent == {0: 2, 3: 3}
 
 
 def sifted(taken: Epoch) -> FilteredStream:
@@ -188,39 +137,6 @@ def test_who_must_not_wait_is_told_what_it_depends_on() -> None:
             peeked = stream.peek()
             assert peeked is not None
             assert [item is peeked for item in stream.pull_many(1)] == [True]
-
-
-def test_what_is_skipped_is_left_out_and_one_too_many_is_met_in_its_turn() -> None:
-    def odd_only(number: int) -> int:
-        if number % 2 == 0:
-            raise ValueError(number)
-        return number
-
-    chain = stoker.from_dataset(list(range(9)), seed=0).map(odd_only, on_error=2)
-    with epoch(chain) as taken:
-        assert values(taken, 2) == [1, 3]
-        with taken.planning.lock:
-            assert sifted(taken).poll(3) == (1, False)  # the spent budget counts as one
-            with pytest.raises(BudgetSpent) as spent:
-                sifted(taken).wait_for(1)
-        assert [skip.index for skip in spent.value.skips] == [0, 2, 4]
-        assert sifted(taken).record.drops.tolist() == [0, 2]
-        assert taken.skip_log.skipped == 2
-
-
-def test_what_may_not_be_skipped_survives_as_a_failure() -> None:
-    def fail(number: int) -> int:
-        raise ValueError(number)
-
-    with epoch(stoker.from_dataset([0, 1], seed=0).filter(bool).map(fail)) as taken:
-        (value,) = values(taken, 5)
-        assert isinstance(value.error, StageError)
-        assert value.error.index == 1
-    with (
-        epoch(stoker.from_dataset([0, 1], seed=0).filter(bool).map(fail)) as taken,
-        pytest.raises(StageError),
-    ):
-        next(taken)
 
 
 def test_to_clear_lets_go_of_what_waits() -> None:

@@ -136,18 +136,6 @@ def test_a_loader_is_not_asked_by_who_must_not_wait() -> None:
     assert stream.poll(1) == (0, True)
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_batches_are_copied_only_where_they_are_kept(keeps: bool) -> None:
-    loader = Loader([1, 2, 3])
-    stream = opened(loader, Recycler() if keeps else None)
-    batches = [value(item) for item in stream.pull_many(9)]
-    if keeps:
-        assert [int(batch[0, 0]) for batch in batches] == [1, 2, 3]
-        assert not any(np.shares_memory(batch, loader.array) for batch in batches)
-    else:
-        assert all(batch is loader.array for batch in batches)
-
-
 @few(40)
 @given(script=scripts.filter(bool), at=st.integers(0, 12))
 def test_a_loaders_state_is_that_behind_the_batches_asked_for(
@@ -188,55 +176,6 @@ def test_a_loaders_state_is_that_behind_the_batches_asked_for(
         came.append(int(value(item)[0, 0]))
         assert again.fresh == 2 * (at + len(came))
     assert came == numbers[at:]
-
-
-def test_a_loader_without_a_state_has_none() -> None:
-    stream = opened(Loader([1, 2]))
-    assert len(list(stream.pull_many(2))) == 2
-    assert stream.state_at(2, 1) == (None, 1)
-
-
-def test_only_states_that_may_be_asked_for_are_kept() -> None:
-    stream = opened(Stateful([1, 2, 3]))
-    list(stream.pull_many(3))
-    stream.forget_states(0, 2)
-    assert stream.state_at(4, 2) == ({"given": 2}, 2)
-    assert stream.state_at(6, 3) == ({"given": 3}, 3)
-    assert stream.state_at(4, 2) == ({"given": 3}, 2)  # the other is forgotten
-
-
-def test_batches_are_counted_where_they_are_handed_out() -> None:
-    stream = opened(Loader([1, 2]))
-    first, second = stream.pull_many(2)
-    assert stream.loaded_with(first, 0) == 1
-    assert stream.loaded_with(second, 1) == 2
-    assert stream.loaded_with(first, 2) == 2  # of a repeat nothing is new
-
-
-def test_to_clear_lets_go_of_the_loaders_iterator() -> None:
-    closed = []
-
-    def batches() -> Iterator[Any]:
-        try:
-            yield np.zeros(1)
-            yield np.zeros(1)
-        finally:
-            closed.append(True)
-
-    stream = opened(batches)
-    stream.pull()
-    stream.clear()
-    assert closed
-    assert stream.pull() is None
-
-
-def test_time_and_rows_are_counted_under_the_loaders_name() -> None:
-    tally, source = EpochCounters(), LoaderSource(Loader([1, 2], rows=3))
-    stream = LoaderHead(source, tally, None)
-    list(stream.pull_many(2))
-    ((name, spent_ns, rows),) = tally.stages()
-    assert (name, rows) == (source.name, 6)
-    assert spent_ns > 0
 
 
 def test_only_what_can_be_interrupted_is() -> None:

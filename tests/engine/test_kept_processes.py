@@ -43,7 +43,7 @@ def test_forked_processes_are_new_in_each_epoch_and_see_what_there_is(
         assert multiprocessing.active_children() == []
 
 
-METHODS = pytest.mark.parametrize("method", ["fork", *shortened(["forkserver"], 1)])
+METHODS = pytest.mark.parametrize("method", shortened(["fork", "forkserver"], 1))
 RESTING = """
     if __name__ == "__main__":
         multiprocessing.set_start_method(METHOD)
@@ -179,7 +179,7 @@ if __name__ == "__main__":
 """
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_they_stay_until_one_ends_and_others_are_new_in_each_epoch(
     tmp_path: Path, method: str
 ) -> None:

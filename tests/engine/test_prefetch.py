@@ -385,8 +385,3 @@ def test_what_was_never_begun_is_let_go_of_without_a_thread() -> None:
     assert loader.asked == 0
     assert prefetcher.poll(1) == (0, False)
     assert not reading()
-
-
-def test_what_was_read_ahead_cannot_be_made_again() -> None:
-    with prefetching(Loader([1]), 1) as prefetcher, pytest.raises(AssertionError):
-        prefetcher.recompute(0)

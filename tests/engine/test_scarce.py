@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -59,67 +58,3 @@ def test_a_lack_of_descriptors_is_said(how: str, first: int) -> None:
     lacks = [line for line in said if line != "whole"]
     assert all("file descriptors" in line or "Too many open files" in line for line in lacks)
     assert not any("damaged" in line for line in lacks)
-
-
-_SPAWNING = """
-import multiprocessing
-import sys
-import threading
-import stoker
-
-class Locked:
-    def __init__(self):
-        self.lock = threading.Lock()
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return index
-
-def main():
-    multiprocessing.set_start_method("spawn")
-    train = stoker.from_dataset(range(8), seed=0)
-    train = {
-        "lambda": lambda: train.map(lambda x: x),
-        "collate": lambda: train.batch(2, collate=lambda x: x),
-        "lock": lambda: stoker.from_dataset(Locked()),
-        "bound": lambda: train.map(Locked().__getitem__),
-        "unguarded": lambda: train.map(int),
-    }[sys.argv[1]]()
-    try:
-        print(len(list(train.workers(1, kind="process"))))
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-
-if sys.argv[1] == "unguarded" or __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    one_in(
-        5,
-        [
-            (
-                "lambda",
-                [
-                    "TypeError: map(<lambda>) cannot be sent",
-                    "'spawn'",
-                    '.workers(n, kind="thread")',
-                ],
-            ),
-            ("collate", ["TypeError: batch(2) cannot be sent", "top of a module"]),
-            ("lock", ["TypeError: from_dataset(Locked) cannot be sent", "__getstate__"]),
-            ("bound", ["TypeError: map(__getitem__) cannot be sent", "lock"]),
-            ("unguarded", ["WorkerDied", "'spawn'", 'if __name__ == "__main__"']),
-        ],
-    ),
-)
-def test_what_spawn_cannot_send_is_named(what: str, says: list[str], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_SPAWNING)
-    done = subprocess.run(
-        [sys.executable, str(program), what], capture_output=True, text=True, timeout=120
-    )
-    last = done.stdout.splitlines()[-1]
-    assert all(part in last for part in says), last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.failure import Failure
 from stoker.engine.work.work import Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
-from stoker.stages.cache import LeftOutBefore, Miss
 from strategies import Faulty, few
 
 
@@ -56,12 +54,6 @@ def fail_on_three(x: int) -> int:
     return x + 100
 
 
-def even(x: int) -> bool:
-    if x == 9:
-        raise KeyError(x)
-    return x % 2 == 0
-
-
 def draw(x: Any, rng: np.random.Generator) -> float:
     return float(rng.random())
 
@@ -93,19 +85,6 @@ def test_what_cannot_be_read_is_a_failure_in_its_place(
         assert (value.part, value.account) == (work.segment.at, 0)
 
 
-def test_a_failure_to_read_names_the_file(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).write_bytes(name.encode())
-    files = [str(tmp_path / name) for name in ("a", "b")]
-    work = work_of(stoker.from_files(files, seed=0))
-    (tmp_path / "b").unlink()
-    good, bad = work.fetcher.fetch(np.array([0, 1]), spent(work))
-    assert type(good) is not Failure
-    error = error_of(bad)
-    assert (error.index, error.path) == (1, files[1])
-    assert isinstance(error.__cause__, FileNotFoundError)
-
-
 def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> None:
     seen: list[int] = []
 
@@ -126,52 +105,6 @@ def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> Non
     assert error.index == order.span(8, 9)[0]  # its address, not its value
     assert (values[1].part, values[1].account) == (0, chain.maps[0].account)
     assert values[1].account > 0
-
-
-def test_a_failure_without_a_budget_of_its_own_counts_against_the_pipelines() -> None:
-    work = work_of(stoker.from_dataset(range(20), seed=0, on_error=1).map(fail_on_three))
-    assert made(work, [3])[0].account == 0
-
-
-def test_a_filter_leaves_out_rejects_and_may_fail() -> None:
-    pipeline = stoker.from_dataset(range(20), seed=0).filter(even).map(fail_on_three)
-    work = work_of(pipeline)
-    first, second, third = made(work, [2, 5, 9])
-    assert first == 102
-    assert second is REJECTED
-    assert isinstance(error_of(third).__cause__, KeyError)
-    assert error_of(third).stage == "filter(even)"
-
-
-def test_to_return_nothing_is_a_mistake() -> None:
-    examples = stoker.from_dataset(range(20), seed=0)
-    (value,) = made(work_of(examples.map(lambda x: None)), [4])
-    assert isinstance(error_of(value).__cause__, TypeError)
-    assert "return the example" in str(error_of(value))
-    work = work_of(examples.batch(2).map(lambda batch: None))
-    assert "return the batch" in str(error_of(work.finish(np.zeros(2), 0, spent(work), 1)))
-
-
-def test_behind_a_batch_failures_name_the_batch() -> None:
-    pipeline = stoker.from_dataset(range(20), seed=0).batch(2).map(fail_on_three)
-    work = work_of(pipeline)
-    assert work.finish(1, 0, spent(work), 1) == 101
-    failure = work.finish(3, 6, spent(work), 1)
-    assert (error_of(failure).batch, error_of(failure).index) == (6, None)
-    assert failure.part is None  # nothing may skip it
-    assert error_of(work.batch_failure(ValueError(), 5)).batch == 5
-
-    behind_pool = work_of(pipeline.echo(2).map(fail_on_three), segment=1)
-    error = error_of(made(behind_pool, [3])[0])
-    assert (error.batch, error.index) == (3, None)
-
-
-def test_in_a_stream_failures_tell_how_many_examples_came_before() -> None:
-    work = work_of(stoker.from_iterable(range(20), seed=0).map(fail_on_three))
-    error = error_of(made(work, [3])[0])
-    assert (error.number, error.index, error.batch) == (3, None, None)
-    assert error_of(work.inputs.copy_failure(ValueError(), 4)).number == 4
-    assert error_of(work.inputs.send_failure(ValueError(), 5)).number == 5
 
 
 numbers = st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True)
@@ -200,59 +133,8 @@ def test_draws_of_batches_depend_on_the_address_alone(ordinal: int) -> None:
     assert made != other.finish(0, ordinal + 1, spent(other), 1)
 
 
-def test_time_is_counted_for_each_stage() -> None:
-    pipeline = stoker.from_dataset(range(20), seed=0).map(fail_on_three).filter(even).batch(2)
-    work = work_of(pipeline.map(fail_on_three))
-    ns = spent(work)
-    values = work.fetcher.fetch(np.array([0, 1]), ns)
-    assert ns[0] > 0
-    work.apply(values, [0, 1], None, ns)
-    assert all(each > 0 for each in ns[:3])
-    assert ns[work.stages : 2 * work.stages] == [2, 2, 2]
-
-
 def test_only_what_is_done_in_python_is_worth_sending() -> None:
     examples = stoker.from_dataset(range(20), seed=0)
     assert work_of(examples.batch(2)).worth_sending
     assert work_of(examples.batch(2).echo(2).map(fail_on_three), segment=1).worth_sending
     assert not work_of(examples.batch(2).echo(2), segment=1).worth_sending
-
-
-def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
-    made_of: list[int] = []
-
-    def costly(x: dict[str, Any]) -> dict[str, Any]:
-        made_of.append(x["id"])
-        if x["id"] == 5:
-            raise ValueError("five")
-        return {**x, "made": np.ones(3)}
-
-    pipeline = stoker.from_dataset(Faulty(20, {6}), seed=0)
-    pipeline = pipeline.map(costly).filter(lambda x: x["id"] != 4).cache("2MiB", version="1")
-    pipeline = pipeline.map(lambda x: {**x, "after": True})
-    stage = pipeline.chain.plan.cache
-    assert stage is not None
-    stage.begin(pipeline.chain)
-    numbers = list(range(8))
-    rounds = []
-    kinds = []
-    for _ in range(2):
-        made_of.clear()
-        work = work_of(pipeline)
-        values = work.fetcher.fetch(np.array(numbers), spent(work))
-        kinds.append([type(value) for value in values])
-        work.apply(values, numbers, None, spent(work))
-        rounds.append(values)
-        assert stage.cache.flush()
-    assert kinds[0] == [Miss] * 6 + [Failure] + [Miss]
-    assert made_of == [5]
-    # What failed is not kept; what a filter left out is.
-    assert kinds[1] == [dict] * 4 + [LeftOutBefore, Miss, Failure, dict]
-    for values in rounds:
-        assert values[4] is REJECTED
-        assert error_of(values[5]).index == 5
-        assert error_of(values[6]).index == 6
-        for number in (0, 1, 2, 3, 7):
-            assert values[number]["id"] == number
-            assert values[number]["after"]
-            assert values[number]["made"].tolist() == [1, 1, 1]

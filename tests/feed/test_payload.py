@@ -99,7 +99,7 @@ def test_arrays_in_the_feeders_memory_are_not_copied() -> None:
     recycler = Recycler(allocate=blocks.allocate)
     batch = recycler.array((64, 1000), np.float32)
     batch[:] = 1
-    seen, packed, _ = sent((batch, batch[10:20, ::2]), blocks)
+    seen, packed, _ = sent((batch, batch[10:20].T), blocks)
     assert [block.size for block in packed.blocks] == [batch.nbytes]
     batch[:] = 2  # as the feeder must not
     assert (seen[0] == 2).all()

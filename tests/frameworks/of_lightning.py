@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable
@@ -58,10 +59,11 @@ class Module(pl.LightningModule):
 
 
 class Stop(pl.Callback):
-    def __init__(self, step: int | None) -> None:
-        self.step = step
+    def __init__(self, step: int | None, acknowledge: Callable[[], None] = lambda: None) -> None:
+        self.step, self.acknowledge = step, acknowledge
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.acknowledge()
         if trainer.global_step == self.step:
             folder = os.environ["CELLS_SHARED"] if WORLD > 1 else ""
             trainer.save_checkpoint(os.path.join(folder, "checkpoint"))
@@ -234,6 +236,85 @@ def estimated(kind: str) -> None:
             assert seen == [ids for _, ids in whole.model.seen], (number, stop)
 
 
+class Save(pl.Callback):
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.save_checkpoint(f"epoch-{trainer.current_epoch}")
+
+    def on_exception(self, trainer: Any, *_: Any) -> None:
+        trainer.save_checkpoint("in the step")
+
+
+class Failing(Module):
+    """Fails behind so many batches; of a CombinedLoader it takes all."""
+
+    def __init__(self, fails_at: int | None) -> None:
+        super().__init__("", "")
+        self.fails_at = fails_at
+
+    def on_train_batch_start(self, batch: Any, index: int) -> None:
+        if len(self.model.seen) == self.fails_at:
+            raise ZeroDivisionError
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if isinstance(batch, list):
+            batch = {"ids": torch.cat([each["ids"] for each in batch])}
+        return super().training_step(batch, index)
+
+
+def any_checkpoint(kind: str) -> None:
+    """Resume from each epoch's end, and from the middle of one, as if nothing had stopped."""
+
+    def seen(
+        train: Any, checkpoint: str | None = None, fails_at: int | None = None, **limits: Any
+    ) -> Any:
+        module = Failing(fails_at)
+        with contextlib.suppress(ZeroDivisionError):
+            run = trainer(max_epochs=3, callbacks=[Save()], **limits)
+            run.fit(module, train, ckpt_path=checkpoint)
+        return module.model.seen
+
+    def rounds() -> Any:
+        return chain().batch(8).repeat().steps(4)
+
+    makes: list[Callable[[], Any]] = [
+        lambda: chain().batch(8),
+        lambda: chain().batch(8).as_dataloader(),
+        rounds,
+        lambda: pl.utilities.CombinedLoader([chain().batch(8), rounds()]),
+    ]
+    for number, make_it in enumerate(makes):
+        for limit in (1.0, 3):
+            whole = seen(make_it(), limit_train_batches=limit)
+            for last in range(3):
+                rest = seen(make_it(), f"epoch-{last}", limit_train_batches=limit)
+                assert rest == [each for each in whole if each[0] > last], (number, limit, last)
+        whole = seen(make_it())
+        for fails_at in (2, 5):
+            first = seen(make_it(), fails_at=fails_at)
+            assert len(first) == fails_at
+            assert first + seen(make_it(), "in the step") == whole, (number, fails_at)
+
+
+def acknowledged(kind: str) -> None:
+    """Resume where the length is unknown: Lightning then reads a batch ahead."""
+    train, again = chain().echo().batch(8), chain().echo().batch(8)
+    first, _ = only(train, callbacks=[Stop(3, train.acknowledge)])
+    rest = Module("", "")
+    trainer(callbacks=[Stop(None, again.acknowledge)]).fit(rest, again, ckpt_path="checkpoint")
+    assert len(first.model.seen) == 3
+    assert again.epoch == EPOCHS
+    for epoch in range(EPOCHS):
+        batches = of_epoch(first, epoch) + of_epoch(rest, epoch)
+        assert {i for ids in batches for i in ids} == set(range(EXAMPLES))
+    said = ""
+    try:
+        only(chain().echo().batch(8), callbacks=[Stop(3)])
+    except stoker.StateError as error:
+        said = str(error)
+    assert "Lightning reads a batch ahead" in said
+    assert "pipeline.acknowledge()" in said
+
+
 def fresh_clock(kind: str) -> None:
     train = chain().echo(2).batch(8)
 
@@ -311,6 +392,8 @@ MORE: dict[str, Callable[[str], None]] = {
     "combined": combined,
     "checkpoints": checkpoints,
     "estimated": estimated,
+    "any checkpoint": any_checkpoint,
+    "acknowledged": acknowledged,
     "fresh clock": fresh_clock,
     "unsharded": unsharded,
     "resumed ranks": resumed_ranks,

@@ -33,7 +33,7 @@ USES = ["fit", "validate", "resume", "2 processes", "schedule"]
 MORE = {
     "Lightning": [
         *("limits", "overfit", "val_check_interval", "combined", "checkpoints"),
-        *("estimated", "fresh clock"),
+        *("estimated", "any checkpoint", "acknowledged", "fresh clock"),
     ],
     "Accelerate": ["accumulate", "lookahead", "skips"],
     "Hugging Face Trainer": [

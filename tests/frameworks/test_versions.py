@@ -21,6 +21,7 @@ def test_the_release_is_the_one_that_it_was_written_for(package: str, adapter: M
     )
 
 
+@pytest.mark.full  # Lightning takes six seconds to import
 def test_lightning_has_the_parts_that_are_read() -> None:
     from pytorch_lightning import Trainer
     from pytorch_lightning.loops import fetchers, fit_loop

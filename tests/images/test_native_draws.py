@@ -50,7 +50,7 @@ def test_boxes_and_flips_are_those_of_python(
     made = native.random_crops([data] * len(some), drawing, key, counters, **NO_LIMITS)
     crop = random_resized_crop((6, 5), scale, ratio, flip_p=flip_p)
     for pixels, (place, word) in zip(made, some, strict=True):
-        assert np.array_equal(pixels, crop(data, rng.Rekeyed().at(key, place, word)))
+        assert np.array_equal(pixels, crop(data, rng.AddressedGenerator().at(key, place, word)))
 
 
 def test_what_has_no_box_is_left_out() -> None:

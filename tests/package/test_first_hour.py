@@ -374,6 +374,8 @@ def test_what_cannot_go_to_processes_is_named() -> None:
     vars(holds)["lock"] = threading.Lock()
     for pipeline, named in [
         (p().map(lambda x: x), "map(<lambda>)"),
+        (p().map(holds.__getitem__), "map(__getitem__)"),
+        (p().batch(2, collate=lambda x: x), "batch(2)"),
         (s.from_dataset(Local()), "from_dataset(Local)"),
         (s.from_dataset(holds), "from_dataset(Data)"),
     ]:
@@ -394,15 +396,6 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert 'put what starts training under if __name__ == "__main__"' in last
-
-
-def test_a_launcher_without_a_process_group_is_told_to_make_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
-        p().shard()
 
 
 @pytest.mark.parametrize(
@@ -431,7 +424,7 @@ def test_a_launcher_without_a_process_group_is_told_to_make_one(
         ("pack flat shards", "from_folder expects one a class"),
         ("pack train shards --shard-size big", "write for example '2GiB'"),
         ("pack train.py:make shards", "leave out the stages"),
-        ("cache info gone", "run stoker cache list to see all of them"),
+        ("cache remove gone", "run stoker cache list to see all of them"),
         ("cache serve --listen node", "an address must be host:port"),
         ("--verison", "Possible options: --version"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,11 +17,17 @@ _QUOTED = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"[\w./-]+\.(py|md|toml|json)|[\w./-]+/")
 
 
+@functools.cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    """Return the nodes of a file's code."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def test_a_class_name_occurs_once() -> None:
     names = Counter(
         node.name
         for file in SOURCES.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(file)
         if isinstance(node, ast.ClassDef)
     )
     assert len(names) > 100
@@ -52,7 +59,7 @@ def test_the_architecture_page_names_what_there_is() -> None:
 
 def names_in(file: Path) -> set[str]:
     """Return the names that a file's code uses."""
-    nodes = list(ast.walk(ast.parse(file.read_text())))
+    nodes = nodes_of(file)
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return used | {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
 import re
@@ -71,14 +70,6 @@ def test_next_of_a_pipeline_says_what_to_do() -> None:
     assert next(iter(train)).tolist() == [0, 1, 2, 3]
     again = stoker.from_iterable(train)  # which takes no iterators
     assert [len(list(again)) for _ in range(2)] == [6, 6]
-
-
-def test_a_copy_of_a_pipeline_is_a_second_cursor() -> None:
-    train = numbers().shuffle().batch(4)
-    other = copy.copy(train)
-    pairs = [(a.tolist(), b.tolist()) for a, b in zip(train, other, strict=True)]
-    assert len(pairs) == 6
-    assert all(a == b for a, b in pairs)
 
 
 @pytest.mark.parametrize("form", ["plain", "repeated", "loader"])
@@ -172,15 +163,6 @@ def test_a_trainer_that_is_given_a_pipeline_as_data_says_what_to_do(tmp_path: An
     finally:  # else the tests that come later in this process run below an Accelerator
         state.GradientState._reset_state()
         state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_a_pipeline_is_no_data_set() -> None:
-    with pytest.raises(TypeError, match="pipeline"):
-        stoker.from_dataset(numbers())
-    with pytest.raises(TypeError, match="from_iterable"):
-        stoker.from_dataset(i for i in range(3))
-    with pytest.raises(TypeError, match="from_loader"):
-        stoker.from_dataset(torch.utils.data.DataLoader([1, 2]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xla"])

@@ -71,7 +71,9 @@ def files(folder: str) -> set[str]:
 
 
 @pytest.mark.full
-def test_the_wheel_holds_the_package_and_the_archive_its_papers(packages: tuple[Path, Path]) -> None:
+def test_the_wheel_holds_the_package_and_the_archive_its_papers(
+    packages: tuple[Path, Path],
+) -> None:
     sources, wheel = packages
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith("stoker-")}

@@ -15,7 +15,7 @@ import stoker
 from stoker.schedule import rng
 from stoker.schedule.orders.blocks import LARGEST, WINDOW, BlockOrder, cut_to, not_too_large, runs
 from stoker.testing import check_resume
-from strategies import few, jitter, one_in, stream
+from strategies import few, one_in
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=80)
 
@@ -110,34 +110,6 @@ def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
         if not anew and epoch == 0 and -(-length // block) > WINDOW:  # of blocks each has a run
             borders = sorted((min(part), max(part)) for part in parts)
             assert all(a[1] < b[0] for a, b in itertools.pairwise(borders))
-
-
-def build(workers: int = 0, kind: str = "thread", **behind: Any) -> stoker.Pipeline:
-    x = np.arange(120, dtype=np.float64).repeat(2).reshape(120, 2)
-    train = stoker.from_arrays(np.arange(120), x, seed=7).shuffle(block=5)
-    if behind.get("shard"):
-        train = train.shard(rank=1, world=2)
-    if behind.get("filter"):
-        train = train.filter(_odd, on=0)
-    if behind.get("cache"):
-        train = train.cache("1MiB")
-    train = train.random_map(jitter, on=1)
-    if behind.get("echo"):
-        train = train.echo(2, pool=16)
-    return train.batch(6).workers(workers, kind=kind)
-
-
-def _odd(number: int) -> bool:
-    return bool(number % 2)
-
-
-@pytest.mark.parametrize("behind", ["plain", "shard", "filter", "cache", "echo"])
-def test_it_resumes_anywhere_and_is_the_same_for_any_workers(behind: str) -> None:
-    settings: Any = {behind: True}
-    check_resume(lambda: build(**settings), every=5)
-    assert stream(build(**settings)) == stream(build(3, **settings))
-    if behind == "plain":
-        assert stream(build()) == stream(build(1, "process"))
 
 
 def test_in_a_mixture_each_part_has_its_own_blocks() -> None:

@@ -28,6 +28,7 @@ from strategies import (
     few,
     frozen,
     jitter,
+    paths_of,
     signed,
     small_pools_allowed,
     specs,
@@ -55,19 +56,6 @@ def bounded() -> Iterator[None]:
         tracemalloc.stop()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of everything in a state."""
-    children: Any = ()
-    if isinstance(value, dict):
-        children = value.items()
-    elif isinstance(value, list):
-        children = enumerate(value)
-    found = [path] if path else []
-    for key, child in children:
-        found += paths(child, (*path, key))
-    return found
 
 
 @functools.cache
@@ -122,7 +110,7 @@ def crafted(state: dict[str, Any], draw: Any) -> tuple[dict[str, Any], set[str]]
     made = copy.deepcopy(state)
     changed = set()
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
-        path = draw(st.sampled_from([p for p in paths(made) if p != ("checksum",)]))
+        path = draw(st.sampled_from([p for p in paths_of(made) if p != ("checksum",)]))
         changed.add(path[0])
         at: Any = made
         for step in path[:-1]:
@@ -282,7 +270,7 @@ def test_a_crafted_state_of_a_pool_that_goes_on(data: st.DataObject) -> None:
 @given(st.data())
 def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
     record = copy.deepcopy(carried_states()[1])
-    path = data.draw(st.sampled_from(paths(record)), label="where")
+    path = data.draw(st.sampled_from(paths_of(record)), label="where")
     at: Any = record
     for step in path[:-1]:
         at = at[step]
@@ -297,7 +285,7 @@ def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
 @given(st.data())
 def test_a_crafted_record(data: st.DataObject) -> None:
     record = copy.deepcopy(followed_states()[1])
-    path = data.draw(st.sampled_from(paths(record)), label="where")
+    path = data.draw(st.sampled_from(paths_of(record)), label="where")
     at: Any = record
     for step in path[:-1]:
         at = at[step]

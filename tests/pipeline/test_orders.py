@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.errors import StageError, StateError
 from stoker.testing import check_resume
-from strategies import few, one_in
+from strategies import few
 
 N = 150
 
@@ -121,13 +120,6 @@ def odd(x: Any) -> Any:
     return x % 2
 
 
-@stoker.thread_safe
-def half(x: Any) -> Any:
-    if x % 13 == 0:
-        raise ValueError("a bad example")
-    return x
-
-
 def weighted(data: stoker.Pipeline) -> stoker.Pipeline:
     return data.shuffle(weights=np.arange(N) % 5)
 
@@ -158,39 +150,6 @@ def lazy(data: stoker.Pipeline) -> stoker.Pipeline:
 
 
 ORDERS = {"weighted": weighted, "by epoch": by_epoch, "own": own, "lazy": lazy}
-
-BEHIND: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
-    "plain": lambda p: p.random_map(noisy).batch(8),
-    "rank": lambda p: p.shard(rank=1, world=3).random_map(noisy).batch(8),
-    "echo": lambda p: p.shard(rank=0, world=2).echo(2).random_map(noisy).batch(8),
-    "fraction": lambda p: p.echo(1.5, pool=24).random_map(noisy).batch(8),
-    "batch echo": lambda p: p.random_map(noisy).batch(8).echo(2),
-    "filter": lambda p: p.filter(odd).random_map(noisy).batch(8),
-    "skips": lambda p: p.map(half, on_error=0.5).batch(8),
-    "cut": lambda p: p.skip(7).take(60).batch(8),
-    "cache": lambda p: p.cache("1MiB", version="1").random_map(noisy).batch(8),
-    "threads": lambda p: (
-        p.map(stoker.thread_safe(lambda x: x + 1)).random_map(noisy).batch(8).workers(2)
-    ),
-    "processes": lambda p: p.random_map(noisy).batch(8).workers(2, kind="process"),
-    "pack": lambda p: (
-        p.map(stoker.thread_safe(lambda x: np.arange(int(x) % 7 + 1))).pack(16).batch(4)
-    ),
-    "scan": lambda p: p.scan(lambda state, x: (state + 1, (state, x)), 0).batch(8),
-    "steps": lambda p: p.random_map(noisy).batch(8).steps(7),
-    "planned": lambda p: p.random_map(noisy).batch(tokens=30, size=np.arange(N) % 7 + 1),
-}
-
-
-@pytest.mark.parametrize(("order", "behind"), one_in(4, itertools.product(ORDERS, BEHIND)))
-def test_resuming_at_every_batch_is_exact(order: str, behind: str) -> None:
-    def build() -> stoker.Pipeline:
-        return BEHIND[behind](ORDERS[order](stoker.from_arrays(np.arange(N), seed=3)))
-
-    assert check_resume(build, every=3 if behind == "processes" else 1) > 0
-    if behind == "skips":
-        return
-    assert [len(batch) for batch in build()] == [len(batch) for batch in build().workers(0)]
 
 
 @pytest.mark.parametrize("order", ORDERS)

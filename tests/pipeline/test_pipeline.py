@@ -286,16 +286,6 @@ def test_set_epoch_goes_there() -> None:
     assert stream(pipeline) == epochs[2]
 
 
-def test_set_epoch_closes_a_live_iterator() -> None:
-    pipeline = stoker.from_dataset(Examples(10), seed=0).batch(4).workers(2)
-    iterator = iter(pipeline)
-    next(iterator)
-    pipeline.set_epoch(0)
-    with pytest.raises(RuntimeError, match="set_epoch"):
-        next(iterator)
-    assert len(stream(pipeline)) == 3
-
-
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1", None, True])
 def test_wrong_epochs_are_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="epoch"):
@@ -377,11 +367,8 @@ def three(a: Any, b: Any, c: Any) -> Any:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "factor below 1": (lambda: chain().echo(0.5), ValueError, "at least 1"),
-    "factor 0": (lambda: chain().echo(0), ValueError, "at least 1"),
     "factor nan": (lambda: chain().echo(float("nan")), ValueError, "at least 1"),
-    "factor text": (lambda: chain().echo("2"), TypeError, "at least 1"),  # type: ignore[arg-type]
     "pool below a batch": (lambda: chain().echo(2, pool=3).batch(4), ValueError, "at least 8"),
-    "pool 0": (lambda: chain().echo(2, pool=0), ValueError, "at least one"),
     "pool of no size": (lambda: chain().echo(2, pool="lots"), ValueError, "2GiB"),
     "pool float": (lambda: chain().echo(2, pool=2.5), TypeError, "2GiB"),  # type: ignore[arg-type]
     "no such field": (lambda: chain().map(no_rng, on="image"), LookupError, "0, 1"),
@@ -392,43 +379,13 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "field of a single array": (
         lambda: stoker.from_arrays(np.zeros(3)).map(no_rng, on=0), LookupError, "single arrays"
     ),
-    "field of a wrong kind": (lambda: chain().map(no_rng, on=1.5), TypeError, "position"),  # type: ignore[call-overload]
-    "random map without rng": (lambda: chain().random_map(cast(Any, no_rng)), TypeError, "rng"),
-    "map with rng": (lambda: chain().map(cast(Any, jitter)), TypeError, "random_map"),
     "random map of three": (lambda: chain().random_map(cast(Any, three)), TypeError, "rng"),
-    "map of nothing": (lambda: chain().map(None), TypeError, "needs a function"),  # type: ignore[call-overload]
-    "batch of 0": (lambda: chain().batch(0), ValueError, "at least one"),
-    "batch of a float": (lambda: chain().batch(2.0), TypeError, "whole number"),  # type: ignore[call-overload]
     "batch of a bool": (lambda: chain().batch(True), TypeError, "whole number"),
-    "two batches": (lambda: chain().batch(2).batch(2), ValueError, "batch once"),
-    "collate that is no function": (lambda: chain().batch(2, collate=3), TypeError, "function"),  # type: ignore[call-overload]
     "shuffle twice": (lambda: chain().shuffle().shuffle(), ValueError, "first"),
-    "shuffle behind an echo": (lambda: chain().echo(2).shuffle(), ValueError, "first"),
-    "shuffle behind a batch": (lambda: chain().batch(2).shuffle(), ValueError, "first"),
-    "to before a batch": (lambda: chain().to("cpu"), ValueError, r"\.batch\(n\)"),
     "to twice": (lambda: chain().batch(2).to("cpu").to("cpu"), ValueError, "once"),
-    "no such device": (lambda: chain().batch(2).to("toaster"), RuntimeError, "toaster"),
-    "workers below 0": (lambda: chain().workers(-1), ValueError, "-1"),
     "no processes": (lambda: chain().workers(0, kind="process"), ValueError, "0"),
-    "workers of no kind": (lambda: chain().workers(1, kind="gnome"), ValueError, "'thread'"),
-    "workers in part": (lambda: chain().workers(1.5), TypeError, "whole number"),  # type: ignore[arg-type]
-    "seed text": (lambda: stoker.from_arrays(np.zeros(3), seed="a"), TypeError, "seed"),  # type: ignore[call-overload]
     "seed bool": (lambda: stoker.from_arrays(np.zeros(3), seed=True), TypeError, "seed"),
-    "seed below 0": (lambda: stoker.from_arrays(np.zeros(3), seed=-1), ValueError, "seed"),
-    "no arrays": (lambda: stoker.from_arrays(), TypeError, "at least one array"),
-    "a list for an array": (lambda: stoker.from_arrays([1, 2]), TypeError, "np.asarray"),  # type: ignore[call-overload]
     "an array of no dimension": (lambda: stoker.from_arrays(np.array(1)), TypeError, "dimension"),
-    "arrays of two lengths": (
-        lambda: stoker.from_arrays(np.zeros(2), np.zeros(3)), ValueError, r"\[2, 3\]"
-    ),
-    "a dataset without a length": (
-        lambda: stoker.from_dataset(x for x in range(3)), TypeError, "__len__ and __getitem__"
-    ),
-    "a loader that is used up": (
-        lambda: stoker.from_loader(x for x in range(3)), TypeError, "object it came from"
-    ),
-    "a loader's iterator": (lambda: stoker.echo(iter([1]), 2), TypeError, "object it came from"),
-    "a loader that is none": (lambda: stoker.from_loader(3), TypeError, "an iterable of batches"),
     "a loader, shuffled": (
         lambda: stoker.from_loader(Loader()).shuffle(), ValueError, "shuffle=True"
     ),

@@ -240,18 +240,6 @@ def test_without_steps_there_is_no_end_and_no_length() -> None:
     assert pipeline.epoch == 33
 
 
-def test_a_second_iterator_closes_the_first_which_says_so() -> None:
-    pipeline = built(ECHOED, 0).repeat().steps(7)
-    first = iter(pipeline)
-    next(first)
-    assert len(first) == 6
-    second = iter(pipeline)
-    with pytest.raises(RuntimeError, match="a second iterator over its pipeline has begun"):
-        next(first)
-    assert len(list(second)) == 7
-    assert next(second, None) is None
-
-
 def test_a_schedule_of_fresh_data_knows_its_epochs() -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker.errors import StageError
-from stoker.schedule.orders.chosen import Candidates, Chosen
+from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.testing import check_resume
 from strategies import few
 
@@ -40,7 +40,7 @@ def sets(draw: st.DrawFn) -> NDArray[np.bool_]:
 @given(mask=sets(), seed=st.integers(0, 2**32), step=st.sampled_from([1, 2, 7, 100]))
 def test_a_set_answers_as_its_numbers_do(mask: NDArray[np.bool_], seed: int, step: int) -> None:
     numbers, random = np.flatnonzero(mask), np.random.default_rng(seed)
-    by_mask, by_numbers = Chosen.of_mask(mask), Chosen(numbers, len(mask))
+    by_mask, by_numbers = Subset.of_mask(mask), Subset(numbers, len(mask))
     assert by_mask.digest == by_numbers.digest
     assert by_mask.nbytes == by_numbers.nbytes <= min(4 * len(numbers), len(mask) // 7) + 200
     start, stop = np.sort(random.integers(0, len(numbers) + 1, 2)).tolist()
@@ -54,7 +54,7 @@ def test_a_set_answers_as_its_numbers_do(mask: NDArray[np.bool_], seed: int, ste
         assert np.array_equal(chosen.at(span), numbers[start:stop:step])
         assert np.array_equal(chosen.has(asked), mask[asked])
         assert np.array_equal(chosen.count_below(ends), np.searchsorted(numbers, ends))
-        cut = Candidates(chosen, start, stop)
+        cut = EligibleIndices(chosen, start, stop)
         assert np.array_equal(cut.has(asked), np.isin(asked, numbers[start:stop]))
 
 
@@ -161,15 +161,6 @@ def test_blocks_keep_neighbours_together() -> None:
     assert sorted(found) == np.flatnonzero(mask).tolist()
     window = [x // 40 for x in found[200:220]]
     assert len(set(window)) <= 17
-
-
-def test_ranks_share_out_what_is_chosen() -> None:
-    mask = np.arange(100) % 3 == 0
-    found: list[int] = []
-    for rank in range(3):
-        train = stoker.from_arrays(np.arange(100), seed=1).select(mask).shuffle()
-        found += [int(x) for x in train.shard(rank=rank, world=3, uneven=True)]
-    assert sorted(found) == np.flatnonzero(mask).tolist()
 
 
 def test_parts_of_a_mixture_are_chosen() -> None:

@@ -25,6 +25,7 @@ from strategies import (
     built,
     few,
     frozen,
+    paths_of,
     small_pools_allowed,
     specs,
     stream,
@@ -71,39 +72,6 @@ def test_saved_before_every_batch_the_tail_is_the_same(
         return built(s, workers, kind, Faulty(s.examples, bad) if bad else None)
 
     tails_agree(spec, lambda s: build(s, *saved), lambda s: build(s, *loaded))
-
-
-@few(8)
-@given(specs(min_echoes=1, max_examples=60), st.data())
-def test_a_restored_pipeline_can_be_saved_and_restored_again(
-    spec: Spec, data: st.DataObject
-) -> None:
-    with small_pools_allowed():
-        uninterrupted = built(spec, 0)
-        whole = [stream(uninterrupted) for _ in range(3)]
-        at, epoch = 0, 0
-        state = built(spec, 0).state_dict()
-        for _ in range(3):
-            restored = built(spec, 0)
-            restored.load_state_dict(through_json(state))
-            assert restored.epoch == epoch
-            steps = data.draw(st.integers(0, spec.outputs + 2), label="batches before the save")
-            iterator = iter(restored)
-            ended = False
-            for _ in range(steps):
-                batch = next(iterator, None)
-                if batch is None:
-                    ended = True
-                    break
-                assert frozen(batch) == whole[epoch][at]
-                at += 1
-            state = restored.state_dict()
-            iterator.close()
-            if ended or (at and at == spec.outputs):
-                assert at == spec.outputs
-                at, epoch = 0, epoch + 1
-                if epoch == 3:
-                    return
 
 
 def test_many_steps_and_snapshots_are_replayed() -> None:
@@ -154,28 +122,6 @@ def test_a_state_at_the_last_batch_is_one_between_epochs(ended: bool) -> None:
     restored.load_state_dict(state)
     assert (restored.epoch, restored.clock) == (1, clock)
     assert stream(restored) == second
-
-
-def test_a_state_between_epochs_begins_the_next_one() -> None:
-    spec = Spec(10, 4, echoes=(("before", Fraction(2), None),))
-    pipeline = built(spec, 0)
-    stream(pipeline)
-    state = through_json(pipeline.state_dict())
-    second = stream(pipeline)
-    restored = built(spec, 0)
-    restored.load_state_dict(state)
-    assert restored.epoch == 1
-    assert stream(restored) == second
-
-
-def test_loading_closes_a_live_iterator() -> None:
-    pipeline = built(Spec(20, 4), 2)
-    iterator = iter(pipeline)
-    next(iterator)
-    pipeline.load_state_dict(pipeline.state_dict())
-    with pytest.raises(RuntimeError, match="has moved its pipeline"):
-        next(iterator)
-    assert len(stream(pipeline)) == 4
 
 
 def test_taking_a_state_changes_nothing() -> None:
@@ -302,19 +248,6 @@ def test_a_state_of_another_format_is_refused() -> None:
         built(spec).load_state_dict({**state, "format": 999})
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of everything in a state."""
-    children: list[tuple[Any, Any]] = []
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list):
-        children = list(enumerate(value))
-    found = [path] if path else []
-    for key, child in children:
-        found += places(child, (*path, key))
-    return found
-
-
 def nudged(value: Any, data: st.DataObject) -> Any:
     """Return something like ``value``: damage that has the right type."""
     if isinstance(value, int):
@@ -330,7 +263,7 @@ def nudged(value: Any, data: st.DataObject) -> Any:
 @given(st.data())
 def test_a_damaged_state_is_refused_when_it_is_loaded(data: st.DataObject) -> None:
     spec, state = halfway()
-    path = data.draw(st.sampled_from(places(state)), label="where")
+    path = data.draw(st.sampled_from(paths_of(state)), label="where")
     how = data.draw(st.sampled_from(["removed", "replaced", "nudged"]), label="how")
     damaged = copy.deepcopy(state)
     at: Any = damaged
@@ -363,31 +296,7 @@ def test_a_state_from_another_numpy_warns(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught[0].filename == __file__
 
 
-def test_an_epoch_over_a_loader_has_no_state_in_its_middle() -> None:
-    pipeline = stoker.echo([np.arange(3)] * 4, 2, seed=0)
-    between = pipeline.state_dict()
-    iterator = iter(pipeline)
-    next(iterator)
-    with pytest.raises(stoker.StateError, match=r"between epochs.*from_dataset") as caught:
-        pipeline.state_dict()
-    assert "\n" not in str(caught.value)
-    list(iterator)
-    after = pipeline.state_dict()
-    pipeline.load_state_dict(between)
-    assert pipeline.epoch == 0
-    pipeline.load_state_dict(after)
-    assert pipeline.epoch == 1
-
-
 # -- the test that users can run
-
-
-def test_check_resume_passes_a_sound_pipeline() -> None:
-    from stoker import testing
-
-    spec = Spec(20, 4, echoes=(("before", Fraction(2), None),))
-    with small_pools_allowed():
-        testing.check_resume(lambda: built(spec))
 
 
 def test_check_resume_finds_a_map_that_is_not_deterministic() -> None:

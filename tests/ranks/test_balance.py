@@ -84,7 +84,7 @@ def test_ranks_wait_less_for_one_another_also_behind_an_echo(behind: Build, gain
     assert slowest(ranks(), lengths) > gain * slowest(ranks(balance=lengths), lengths)
 
 
-@pytest.mark.parametrize("workers", [{"n": 0}, {"n": 2}, {"n": 1, "kind": "process"}])
+@pytest.mark.parametrize("workers", [{"n": 0}, {"n": 2}])
 def test_workers_and_resumes_change_nothing(workers: dict[str, Any]) -> None:
     lengths = lengths_of(90)
 

@@ -185,14 +185,6 @@ def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
     assert 0 <= length - len(found) < plan[-1][0]
 
 
-def test_what_equal_parts_leave_out_is_not_lost_to_those_that_take_over() -> None:
-    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        return rows(122).shard(rank=rank, world=world).random_map(drawing).batch(each)
-
-    legs = run(build, [(4, 5, 2), (2, 5, -1)])
-    assert {x for leg in legs for step in leg.drawn for x, _, _ in step} == set(range(122))
-
-
 @pytest.mark.parametrize("kind", ["shuffled", "whole", "balanced", "mixture"])
 @few(4)
 @given(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,43 +11,20 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, signed, stream, through_json
+from strategies import BeginsAnew, CountingStream, GoesOn, few, signed, stream, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]
 
 
 @stoker.thread_safe
-class Numbers:
-    """Counts to a length, in every pass. The pass behind a load begins at the loaded state."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.at, self.begin = length, 0, 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.at, self.begin = self.begin, 0
-        while self.at < self.length:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["at"]
+class Numbers(BeginsAnew):
+    """The same for any workers."""
 
 
-class GoesOn(Numbers):
-    """Begins each pass where the one before was left, as the class of docs/streams.md."""
-
-    def __iter__(self) -> Iterator[int]:
-        begin, self.at = self.at, 0
-        for number in range(begin, self.length):
-            self.at = (number + 1) % self.length
-            yield number
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+@stoker.thread_safe
+class Going(GoesOn):
+    """The same for any workers."""
 
 
 @stoker.thread_safe
@@ -57,7 +33,7 @@ def drawing(x: Any, rng: Any) -> Any:
 
 
 def build(
-    source: Numbers, rank: int, world: int, each: int, workers: int = 0, skip: int = 0
+    source: CountingStream, rank: int, world: int, each: int, workers: int = 0, skip: int = 0
 ) -> stoker.Pipeline:
     chain = stoker.from_iterable(source, seed=7).skip(skip).shard(rank=rank, world=world)
     return chain.random_map(drawing).batch(each).workers(workers)
@@ -75,7 +51,7 @@ def pairs(batch: Any) -> list[tuple[int, float]]:
 
 @few(8)
 @given(
-    kind=st.sampled_from([Numbers, GoesOn]),
+    kind=st.sampled_from([Numbers, Going]),
     length=st.integers(0, 150),
     skip=st.sampled_from([0, 0, 5, 21]),
     legs=st.lists(
@@ -87,7 +63,7 @@ def pairs(batch: Any) -> list[tuple[int, float]]:
     data=st.data(),
 )
 def test_what_was_not_handed_out_comes_once_with_its_own_draws(
-    kind: type[Numbers],
+    kind: type[CountingStream],
     length: int,
     skip: int,
     legs: list[tuple[int, int, int]],
@@ -124,7 +100,7 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
 
 @few(8)
 @given(
-    kind=st.sampled_from([Numbers, GoesOn]),
+    kind=st.sampled_from([Numbers, Going]),
     length=st.integers(0, 60),
     world=st.sampled_from(WORLDS),
     each=st.integers(1, 6),
@@ -133,7 +109,7 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
     window=st.none() | st.tuples(st.integers(0, 5), st.integers(0, 30)),
 )
 def test_each_rank_resumes_at_every_batch(
-    kind: type[Numbers],
+    kind: type[CountingStream],
     length: int,
     world: int,
     each: int,
@@ -206,11 +182,11 @@ def leave(train: stoker.Pipeline, steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize("steps", [3, 4])
 def test_a_stream_that_goes_on_does_so_in_the_next_epoch_of_other_ranks(steps: int) -> None:
     """Epochs of four steps: the next one begins where this one left the stream."""
-    state = leave(build(GoesOn(500), 1, 4, 5).steps(4), steps)
+    state = leave(build(Going(500), 1, 4, 5).steps(4), steps)
     assert state["epoch"] == steps // 4
     found = []
     for rank in range(2):
-        train = build(GoesOn(500), rank, 2, 5).steps(4)
+        train = build(Going(500), rank, 2, 5).steps(4)
         train.load_state_dict(state)
         if steps == 3:
             found += [x for batch in train for x, _ in pairs(batch)]

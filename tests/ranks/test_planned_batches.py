@@ -131,48 +131,6 @@ def test_a_resume_at_every_batch_goes_on_exactly(
 
 LENGTHS = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 120), 200).astype(int) + 1
 TOKENS = Case(LENGTHS, None, {"tokens": 400})
-KEYED = Case(LENGTHS, LENGTHS // 32, {"n": 8})
-
-BEHIND: dict[str, Build] = {
-    "plain": lambda p: p,
-    "maps": lambda p: p.map(stoker.thread_safe(lambda x: x)).random_map(
-        stoker.thread_safe(lambda x, rng: x + 0 * rng.integers(3))
-    ),
-    "echo": lambda p: p.echo(2, pool=4),
-    "echo 1.5": lambda p: p.echo(1.5, pool=3),
-    "steps": lambda p: p.steps(4),
-    "repeat": lambda p: p.repeat().steps(5),
-    "filtered echo": lambda p: p.echo(2, pool=4).random_map(stoker.thread_safe(lambda x, rng: x)),
-}
-
-
-@pytest.mark.parametrize("case", [TOKENS, KEYED])
-@pytest.mark.parametrize("behind", BEHIND)
-def test_what_stands_behind_resumes_and_workers_change_nothing(case: Case, behind: str) -> None:
-    def build() -> stoker.Pipeline:
-        return BEHIND[behind](case.batched(case.begun(1, 3)))
-
-    epochs = [[[ids.tolist() for ids in train] for _ in range(3)] for train in (
-        build().workers(0), build().workers(2)
-    )]  # fmt: skip
-    assert epochs[0] == epochs[1]
-    testing.check_resume(build, every=2)
-
-
-def in_turn(examples: list[Any]) -> Any:
-    return tuple(map(np.array, zip(*examples, strict=True)))
-
-
-@pytest.mark.parametrize(("kind", "collate"), [("process", in_turn), ("thread", None)])
-def test_caches_maps_and_processes_go_before(kind: str, collate: Any) -> None:
-    def build(n: int) -> stoker.Pipeline:
-        cached = TOKENS.begun().cache("2MiB", version="1")
-        drawn = cached.map(np.asarray).random_map(drawing)
-        train = TOKENS.batched(drawn, collate=collate)
-        return train.workers(n, kind=kind if n else "thread")
-
-    here, there = ([(i.tolist(), d.tolist()) for i, d in build(n)] for n in (0, 2))
-    assert here == there
 
 
 def test_workers_are_sent_no_sizes() -> None:
@@ -238,18 +196,6 @@ def test_mixtures_are_planned_over_all_parts() -> None:
             assert sum(counts) == train.stats().fresh_examples
         assert len({*found}) == len(found) >= 119
     testing.check_resume(build, every=3)
-
-
-def test_chosen_and_weighted_examples_are_planned() -> None:
-    chosen = stoker.from_arrays(np.arange(120), seed=1).select(np.flatnonzero(LENGTHS < 40))
-    kept = (LENGTHS < 40).sum()
-    assert sum(map(len, TOKENS.batched(chosen.shuffle()))) == kept
-    weights = np.where(np.arange(120) < 10, 5, 1)
-    weighted = stoker.from_arrays(np.arange(120), seed=1).shuffle(weights=weights)
-    train = TOKENS.batched(weighted.shard(rank=0, world=2))
-    for ids in train:
-        TOKENS.check(ids.tolist())
-    testing.check_resume(lambda: TOKENS.batched(weighted.shard(rank=1, world=2)), every=2)
 
 
 def test_an_order_that_a_function_says_is_asked_for_when_an_epoch_begins() -> None:

@@ -25,12 +25,17 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bool": (pa.bool_(), st.booleans()),
     "string": (pa.string(), st.text(max_size=5)),
     "long strings": (pa.large_string(), st.text(min_size=60, max_size=90)),
-    "bytes": (pa.binary(), st.binary(max_size=80)),
+    "view": (pa.string_view(), st.text(max_size=15)),
+    "large bytes": (pa.large_binary(), st.binary(max_size=80)),
     "date": (pa.date32(), st.dates(datetime.date(1990, 1, 1))),
     "time": (pa.timestamp("us"), st.datetimes(datetime.datetime(1990, 1, 1))),
     "decimal": (pa.decimal128(5, 2), st.decimals(-99, 99, places=2)),
     "fixed bytes": (pa.binary(3), st.binary(min_size=3, max_size=3)),
     "list": (pa.list_(pa.int16()), st.lists(SMALL, max_size=4)),
+    "matrix": (
+        pa.list_(pa.list_(pa.int8(), 2)),
+        st.lists(st.lists(SMALL, min_size=2, max_size=2), max_size=3),
+    ),
     "even list": (pa.list_(pa.int32()), st.lists(SMALL, min_size=2, max_size=2)),
     "list of nulls": (pa.list_(pa.int16()), st.lists(st.none() | SMALL, max_size=2)),
     "bools": (pa.large_list(pa.bool_()), st.lists(st.booleans(), min_size=3, max_size=3)),
@@ -174,7 +179,7 @@ def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> 
 @pytest.mark.usefixtures("_memory")
 @few(20)
 @given(
-    table=tables(["int64", "string", "even list", "fixed list", "bool"]),
+    table=tables(["int64", "string", "view", "large bytes", "even list", "fixed list", "bool"]),
     size=st.integers(1, 9),
 )
 def test_batches_of_files_are_collated_rows(

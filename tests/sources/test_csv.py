@@ -7,14 +7,12 @@ import csv
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.testing import check_resume
-from strategies import few, stream
+from strategies import few
 
 
 def write(path: Path, *lines: str) -> str:
@@ -91,19 +89,6 @@ def test_columns_have_one_type_over_all_files(tmp_path: Path) -> None:
         file.write("x,name\n3,d\n")
     train = stoker.from_csv(str(tmp_path / "2.csv.gz"), ["x"])
     assert [dict(row) for row in train] == [{"x": 3}]
-
-
-def test_resumes_anywhere_and_is_the_same_for_any_workers(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "x,y", *(f"{n},{n / 8}" for n in range(40)))
-
-    def build(workers: int = 0) -> stoker.Pipeline:
-        return stoker.from_csv(path, seed=1).shuffle().batch(6).workers(workers)
-
-    check_resume(build, every=2)
-    assert stream(build(0)) == stream(build(3))
-    batch = next(iter(build()))
-    assert batch["x"].dtype == np.int64
-    assert (batch["x"] == 8 * batch["y"]).all()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,39 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import stoker
 from stoker.sources.arrow.table import TableSource
-
-COLUMNS = {
-    "int64": st.integers(-(2**63), 2**63 - 1),
-    "uint8": st.integers(0, 255),
-    "float32": st.floats(width=32, allow_nan=False),
-    "bool": st.booleans(),
-    "string": st.text(max_size=5) | st.none(),
-    "large_string": st.text(max_size=5),
-    "binary": st.binary(max_size=5),
-    "large_binary": st.binary(max_size=5) | st.none(),
-}
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> pa.Table:
-    """Tables in chunks that begin anywhere in their buffers."""
-    rows = draw(st.integers(1, 60))
-    kinds = draw(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=4))
-    columns = {
-        f"{kind} {n}": pa.array(
-            draw(st.lists(COLUMNS[kind], min_size=rows, max_size=rows)),
-            getattr(pa, kind)() if kind != "bool" else pa.bool_(),
-        )
-        for n, kind in enumerate(kinds)
-    }
-    whole = pa.table(columns)
-    cuts = sorted({0, rows, *draw(st.lists(st.integers(0, rows), max_size=3))})
-    return pa.concat_tables([whole.slice(a, b - a) for a, b in itertools.pairwise(cuts)])
 
 
 def of_rows(batches: Any) -> list[dict[str, Any]]:
@@ -56,25 +25,6 @@ def of_rows(batches: Any) -> list[dict[str, Any]]:
         ]
         found += [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
     return found
-
-
-def kinds_of(batch: dict[str, Any]) -> list[Any]:
-    return [getattr(column, "dtype", type(column)) for column in batch.values()]
-
-
-@pytest.mark.full
-@given(tables(), st.integers(1, 40), st.booleans(), st.booleans())
-def test_of_tables(table: pa.Table, size: int, drop_last: bool, shuffled: bool) -> None:
-    whole = stoker.from_table(table, seed=0)
-    whole = whole.shuffle() if shuffled else whole
-    gathered = whole.batch(size, drop_last=drop_last)
-    by_rows = whole.map(dict).batch(size, drop_last=drop_last)
-    batches, others = list(gathered), list(by_rows)
-    assert of_rows(batches) == of_rows(others)
-    assert list(map(kinds_of, batches)) == list(map(kinds_of, others))
-    stop = len(table) // size * size if drop_last else len(table)
-    if not shuffled:
-        assert of_rows(batches) == table.slice(0, stop).to_pylist()
 
 
 def test_examples_and_batches_hold_nothing_of_the_table() -> None:
@@ -92,22 +42,6 @@ def test_pickles_without_its_parts() -> None:
     assert len(pickle.dumps(source)) == before
     (example,) = pickle.loads(pickle.dumps(source)).fetch([7])
     assert example == {"number": 7}
-
-
-@pytest.mark.parametrize("with_null", [False, True])
-def test_of_parquet(tmp_path: Path, with_null: bool) -> None:
-    numbers = [None if with_null and n == 33 else n for n in range(50)]
-    table = pa.table({"n": pa.array(numbers, pa.int32()), "s": [f"é{n}" for n in range(50)]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
-    train = stoker.from_parquet(tmp_path / "a.parquet", seed=0).shuffle().batch(8)
-    if with_null:
-        with pytest.raises(stoker.StageError, match="'n' differs within a batch"):
-            list(train)
-        return
-    rows = of_rows(train)
-    again = stoker.from_parquet(tmp_path / "a.parquet", seed=0).shuffle().map(dict).batch(8)
-    assert rows == of_rows(again)
-    assert sorted(rows, key=lambda row: row["n"]) == table.to_pylist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -153,25 +87,6 @@ def test_a_row_that_cannot_be_read_fails_its_own_batch(bad: int, workers: int) -
     assert caught.value.index == bad
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumes_in_the_middle(tmp_path: Path, workers: int) -> None:
-    pq.write_table(pa.table({"n": np.arange(60)}), tmp_path / "a.parquet", row_group_size=9)
-
-    def build() -> stoker.Pipeline[Any]:
-        train = stoker.from_parquet(tmp_path / "a.parquet", seed=3).shuffle().batch(8)
-        return train.workers(workers)
-
-    train = build()
-    batches = iter(train)
-    seen = [next(batches)["n"].tolist() for _ in range(3)]
-    state = train.state_dict()
-    batches.close()
-    resumed = build()
-    resumed.load_state_dict(state)
-    rest = [batch["n"].tolist() for batch in resumed]
-    assert seen + rest == [batch["n"].tolist() for batch in build()]
-
-
 def test_of_a_mixture() -> None:
     numbers = pa.table({"n": np.arange(30)})
     others = pa.table({"n": np.arange(100, 130)})
@@ -197,12 +112,3 @@ def test_of_nulls_over_bytes_that_are_no_text() -> None:
     for size in (5, 40):
         (texts,) = zip(*[b.values() for b in stoker.from_table(table).batch(size)], strict=True)
         assert [text for batch in texts for text in batch] == ["a", None] * (rows // 2)
-
-
-def test_of_views_of_text_in_parquet(tmp_path: Path) -> None:
-    texts = ["a", None, "c" * 40]
-    table = pa.table({"s": pa.array(texts, pa.string_view())})
-    pq.write_table(table, tmp_path / "a.parquet")
-    read = stoker.from_parquet(tmp_path / "a.parquet", seed=0)
-    assert [example["s"] for example in read] == texts
-    assert [batch["s"] for batch in read.batch(3)] == [texts]

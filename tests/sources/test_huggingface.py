@@ -166,25 +166,6 @@ def test_resumes_anywhere_and_is_the_same_for_any_workers(mapped: Any) -> None:
     assert stream(build()) == stream(build(3)) == stream(build(1, "process"))
 
 
-def test_with_cache_echo_filter_budget_and_ranks(mapped: Any) -> None:
-    def even(label: int) -> bool:
-        return label == 0
-
-    train = stoker.from_huggingface(mapped, seed=0, on_error=3).shuffle()
-    train = train.cache("4MiB").filter(even, on="label").echo(2, pool=16).batch(4)
-    first = stream(train.workers(2))
-    assert first == stream(train.workers(0))
-    assert identity(train) is not None  # the cache needed no version
-    parts = [
-        [
-            example["text"]
-            for example in stoker.from_huggingface(mapped, seed=0).shard(rank=rank, world=2)
-        ]
-        for rank in range(2)
-    ]
-    assert sorted([*parts[0], *parts[1]]) == sorted(f"text {n}" for n in range(40))
-
-
 def test_identity_tells_data_sets_apart(mapped: Any) -> None:
     def told(dataset: Any) -> Any:
         return identity(stoker.from_huggingface(dataset))

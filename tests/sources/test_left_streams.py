@@ -12,49 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from strategies import few, one_in, through_json
-
-
-class Counting:
-    """Counts to a length. A state is how far it is."""
-
-    def __init__(self, length: int = 1000) -> None:
-        self.length = length
-        self.at = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-class GoesOn(Counting):
-    """Goes on where it stands, as the class of docs/streams.md."""
-
-    def __iter__(self) -> Iterator[int]:
-        begin, self.at = self.at, 0
-        for number in range(begin, self.length):
-            self.at = (number + 1) % self.length
-            yield number
-
-
-class BeginsAnew(Counting):
-    """Begins at its beginning, but for the pass behind a load."""
-
-    begin = 0
-
-    def __iter__(self) -> Iterator[int]:
-        begin, self.begin = self.begin, 0
-        for number in range(begin, self.length):
-            self.at = number + 1
-            yield number
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["at"]
+from strategies import BeginsAnew, CountingStream, GoesOn, few, one_in, through_json
 
 
 class BeginsThere(BeginsAnew):
@@ -115,7 +73,7 @@ def itself(stream: Any, examples: int) -> list[int]:
     taken=st.lists(st.integers(0, 6), min_size=1, max_size=4),
 )
 def test_the_next_epoch_is_that_of_a_stream_that_was_read_no_further(
-    kind: type[Counting], length: int, batch: int, workers: int, taken: list[int]
+    kind: type[CountingStream], length: int, batch: int, workers: int, taken: list[int]
 ) -> None:
     stream = kind(length)
     train = stoker.from_iterable(kind(length), seed=0).batch(batch).workers(workers)
@@ -126,7 +84,7 @@ def test_the_next_epoch_is_that_of_a_stream_that_was_read_no_further(
 
 
 @pytest.mark.parametrize("kind", [*KINDS, TellsLate])
-def test_steps_end_an_epoch_as_leaving_it_does(kind: type[Counting]) -> None:
+def test_steps_end_an_epoch_as_leaving_it_does(kind: type[CountingStream]) -> None:
     stream, train = kind(), stoker.from_iterable(kind(), seed=0).batch(8).steps(10)
     for _ in range(4):
         assert flat(train) == itself(stream, 80)
@@ -151,7 +109,7 @@ def chains() -> dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]]:
 
 @pytest.mark.parametrize("chain", one_in(3, chains()))
 @pytest.mark.parametrize("kind", [GoesOn, BeginsAnew])
-def test_whatever_reads_ahead(kind: type[Counting], chain: str) -> None:
+def test_whatever_reads_ahead(kind: type[CountingStream], chain: str) -> None:
     stream = kind()
     train = chains()[chain](stoker.from_iterable(kind(), seed=0))
     for batches in (3, 1, 5):
@@ -220,7 +178,7 @@ def test_an_error_in_the_first_batch_costs_nothing() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_state_between_epochs_knows_where_it_was_left(
-    kind: type[Counting], is_over: bool
+    kind: type[CountingStream], is_over: bool
 ) -> None:
     def build() -> stoker.Pipeline:
         return stoker.from_iterable(kind(), seed=0).batch(8).steps(5)
@@ -242,7 +200,9 @@ def test_a_state_between_epochs_knows_where_it_was_left(
 
 
 @pytest.mark.parametrize("kind", [GoesOn, BeginsAnew])
-def test_a_state_in_the_middle_goes_on_and_is_left_like_any_other(kind: type[Counting]) -> None:
+def test_a_state_in_the_middle_goes_on_and_is_left_like_any_other(
+    kind: type[CountingStream],
+) -> None:
     def build() -> stoker.Pipeline:
         return stoker.from_iterable(kind(), seed=0).batch(8)
 
@@ -275,7 +235,7 @@ def test_torchdata_s_loader_over_a_stream_and_its_nodes() -> None:
     class Going(GoesOn, data.IterableDataset):  # type: ignore[misc, name-defined]
         pass
 
-    def over(kind: type[Counting]) -> Any:
+    def over(kind: type[CountingStream]) -> Any:
         return loaders.StatefulDataLoader(kind(), batch_size=None)
 
     class Anew(BeginsAnew, data.IterableDataset):  # type: ignore[misc, name-defined]

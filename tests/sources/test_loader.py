@@ -165,18 +165,6 @@ def test_a_loader_that_keeps_its_batches_gets_them_back_as_they_were() -> None:
         assert sorted(int(batch[0]) for batch in found) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_loader_that_fills_one_array_anew_is_echoed_right() -> None:
-    class Reusing:
-        def __iter__(self) -> Any:
-            array = np.zeros(3)
-            for n in range(6):
-                array.fill(n)
-                yield array
-
-    found = sorted(int(batch[0]) for batch in stoker.echo(Reusing(), 2, seed=0))
-    assert found == [n for n in range(6) for _ in range(2)]
-
-
 @pytest.mark.parametrize("workers", one_in(2, WORKERS))
 @pytest.mark.parametrize("factor", [1, 2])
 def test_what_a_loader_raises_passes_and_iteration_goes_on(workers: int, factor: int) -> None:
@@ -226,15 +214,6 @@ def test_workers_are_gone_after_close_and_after_with() -> None:
         assert children()
     assert not children()
     assert next(iterator, None) is None
-
-
-def test_a_generator_is_refused_before_it_is_touched() -> None:
-    def batches() -> Any:
-        raise AssertionError("asked")
-        yield
-
-    with pytest.raises(TypeError, match="object it came from"):
-        stoker.echo(batches(), 2)
 
 
 def test_a_loader_without_a_length_has_none() -> None:

@@ -53,7 +53,7 @@ def by_table(table: list[int]) -> Weight:
 tables = st.lists(st.integers(0, 9), min_size=1, max_size=20)
 
 
-@few(25)
+@few(12)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),
     data=st.data(),
@@ -92,7 +92,7 @@ LENGTHS = [70, 50]
 WEIGHTS: list[Any] = [1, lambda time: max(0.0, 3 * time.epochs - 0.6)]
 
 
-@few(15)
+@few(8)
 @given(world=st.integers(1, 4), epoch=st.integers(0, 2), at=st.integers(0, 8))
 def test_global_batches_are_the_same_for_all_ranks_also_for_others_that_go_on(
     world: int, epoch: int, at: int

@@ -224,13 +224,10 @@ def test_no_such_folder(folder: Path) -> None:
             folder_at(f"{url}/cat/0.jpg")
 
 
-def test_no_classes(folder: Path) -> None:
+def test_no_classes_and_no_images(folder: Path) -> None:
     fill(folder, ["1.jpg"])
     with pytest.raises(ValueError, match="has no sub-folders"):
         folder_at(remember(folder))
-
-
-def test_no_images(folder: Path) -> None:
     fill(folder, ["cat/1.txt", "dog/1.txt"])
     with pytest.raises(ValueError, match="no images in its 2 sub-folders"):
         folder_at(remember(folder))
@@ -434,14 +431,6 @@ def test_threads_share_a_reader(folder: Path, server: Server) -> None:
     assert [found[i] for i in range(200)] == [b"c/%03d.jpg" % i for i in range(200)]
 
 
-def test_a_source_crosses_to_another_process(url: str) -> None:
-    source = pickle.loads(pickle.dumps(named(url, requests=3)))
-    assert len(source) == 8
-    with reading(source) as reader:
-        assert reader.requests == 3
-    assert contents(source)[0] == (f"{url}/cat/0.jpg", b"cat/0.jpg")
-
-
 def test_a_source_works_behind_a_fork(url: str) -> None:
     source = named(url)
     contents(source)
@@ -576,21 +565,6 @@ def test_errors_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == "http://x/y: HTTP 503 after 6 attempts in 60 s"
     assert vars(again) == vars(error)
-
-
-def test_a_vanished_file_is_that_files_error(url: str, folder: Path) -> None:
-    source = named(url, retry_s=LONG_S)
-    (folder / "cat" / "2.jpg").unlink()
-    with reading(source) as reader:
-        reader.expect(range(8))
-        with pytest.raises(FileNotFoundError, match=r"404.*cat/2\.jpg"):
-            reader.fetch(range(8))
-        for index in range(8):  # one by one, to know which
-            if index == 2:
-                with pytest.raises(FileNotFoundError):
-                    reader.fetch([index])
-            else:
-                assert reader.fetch([index])
 
 
 def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None:
@@ -847,20 +821,7 @@ def test_lists_that_cannot_be() -> None:
         files_at([b"a"])
 
 
-def test_files_through_a_pipeline(url: str, folder: Path) -> None:
-    remote = stoker.from_files(f"{url}/{{cat,dog}}/{{0..3}}.jpg", requests=3)
-    local = stoker.from_files(f"{folder}/*/*.jpg")
-    assert [e.data for e in remote] == [e.data for e in local]
-    assert next(iter(remote))._fields == ("path", "data")
-
-
 # -- other file systems
-
-
-def test_what_a_folder_elsewhere_is_called(folder: Path) -> None:
-    fill(folder, ["c/a b.jpg"])
-    source = folder_at(remember(folder))
-    assert source.path(0) == f"memory://{folder}/c/a b.jpg"
 
 
 def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:

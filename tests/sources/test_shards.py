@@ -174,13 +174,6 @@ def test_resumes_anywhere_and_is_the_same_for_any_workers(
     assert stream(build(0)) == stream(build(3))
 
 
-def test_process_workers_and_a_cache(tmp_path: Path) -> None:
-    shard = pack(tmp_path / "a.tar", pairs(0, 20))
-    train = stoker.from_tar(shard, seed=0).shuffle().cache("2MiB").map(len, on="jpg").batch(4)
-    first = stream(train.workers(1, kind="process"))
-    assert first == stream(train.workers(0))
-
-
 def test_archives_behind_one_another_are_one_shard(tmp_path: Path) -> None:
     first = Path(pack(tmp_path / "0.tar", pairs(0, 3))).read_bytes()
     second = Path(pack(tmp_path / "1.tar", pairs(3, 2))).read_bytes()

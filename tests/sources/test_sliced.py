@@ -116,21 +116,6 @@ def test_rows_are_copies() -> None:
     assert (source.array == X).all()
 
 
-def test_with_cache_echo_budget_and_ranks(tmp_path: Path) -> None:
-    x, y = made("hdf5", tmp_path)
-
-    def build(workers: int) -> stoker.Pipeline:
-        train = stoker.from_arrays(x, y, seed=1).shuffle().cache("2MiB", version="1")
-        return train.filter(lambda n: n % 3 > 0, on=1).echo(2, pool=16).batch(4).workers(workers)
-
-    assert stream(build(0)) == stream(build(2))
-    halves = [
-        [int(n) for _, n in stoker.from_arrays(x, y, seed=0).shard(rank=rank, world=2)]
-        for rank in range(2)
-    ]
-    assert sorted([*halves[0], *halves[1]]) == Y.tolist()
-
-
 def test_parts_of_maps_are_pickled_as_places(tmp_path: Path) -> None:
     whole = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", X.dtype, X.shape)
     whole[:] = X

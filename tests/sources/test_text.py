@@ -8,15 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
 from stoker.sources import text
-from stoker.testing import check_resume
-from strategies import few, stream
+from strategies import few
 
 same_folder = settings(few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(
@@ -93,28 +91,6 @@ def test_lines_of_blanks_are_left_out_of_jsonl(tmp_path: Path) -> None:
     assert list(train) == [1, 2, " "]
     assert [train.key(number) for number in range(3)] == ["0.txt:3", "0.txt:5", "0.txt:8"]
     assert len(stoker.from_text(path)) == 9
-
-
-@pytest.mark.parametrize("kind", ["text", "jsonl"])
-def test_resumes_anywhere_and_is_the_same_for_any_workers(tmp_path: Path, kind: str) -> None:
-    paths = write(tmp_path, *("".join(f"{n}\n\n" for n in range(20)).encode() for _ in range(2)))
-
-    def build(workers: int = 0) -> stoker.Pipeline:
-        source = (stoker.from_text if kind == "text" else stoker.from_jsonl)(paths, seed=1)
-        return source.map(str).shuffle().map(len).batch(6).workers(workers)
-
-    check_resume(build, every=3)
-    assert stream(build(0)) == stream(build(3))
-
-
-@pytest.mark.full
-def test_process_workers_open_the_files_themselves(tmp_path: Path) -> None:
-    paths = write(tmp_path, b"1\n2\n3\n", b"4\n\n5")
-
-    def build() -> stoker.Pipeline:
-        return stoker.from_jsonl(paths, seed=0).shuffle().map(np.negative).batch(2)
-
-    assert stream(build().workers(1, kind="process")) == stream(build().workers(0))
 
 
 def test_ranks_have_all_lines_between_them(tmp_path: Path) -> None:

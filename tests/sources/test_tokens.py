@@ -171,7 +171,7 @@ def test_a_cache_knows_windows_again(tmp_path: Path) -> None:
 
 
 def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
-    paths = write(tmp_path, *itertools.repeat(np.arange(5), 600))
+    paths = write(tmp_path, *itertools.repeat(np.arange(5), 400))
     before = open_descriptors()
     train = stoker.from_tokens(paths, 4, dtype="uint16", seed=0).shuffle().workers(2)
     for _ in train:

@@ -104,7 +104,7 @@ FORMS: dict[str, tuple[Any, Any]] = {
 # All forms in threads, and in processes some of them in short.
 FORMS_OF_KINDS = [
     *itertools.product(FORMS, [0, 3], ["thread"]),
-    *one_in(3, itertools.product(FORMS, [1], ["process"])),
+    *one_in(6, itertools.product(FORMS, [1], ["process"])),
 ]
 
 
@@ -282,24 +282,9 @@ def test_ragged_arrays_are_shown_with_shapes_and_a_way_out(workers: int, kind: s
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_other_dtypes_are_shown(workers: int, kind: str) -> None:
-    with pytest.raises(stoker.StageError, match=r"float32 \[2\].*float64 \[2\]|float64.*float32"):
-        batched([np.zeros(2, "f4"), np.zeros(2, "f8")], workers=workers, kind=kind)
-
-
 def test_what_cannot_be_stacked_is_named() -> None:
     with pytest.raises(stoker.StageError, match=r"'a' is a set.*collate="):
         batched([{"a": {1}}])
-
-
-def test_a_misfit_fails_at_its_own_batch_alone() -> None:
-    examples = [np.zeros(2)] * 7 + [np.zeros(3)]
-    iterator = iter(stoker.from_dataset(examples).batch(2).workers(2))
-    for _ in range(3):
-        assert next(iterator).shape == (2, 2)
-    with pytest.raises(stoker.StageError, match="on batch 3"):
-        next(iterator)
 
 
 def sparse(i: int) -> Any:
@@ -452,15 +437,6 @@ def test_collate_is_given_the_examples_in_order(workers: int, kind: str) -> None
         {"text": "cccd", "lengths": [3, 1], "n": 2},
         {"text": "ee", "lengths": [2], "n": 1},
     ]
-
-
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_ragged_examples_pass_with_collate(workers: int, kind: str) -> None:
-    data = [np.arange(i + 1) for i in range(20)]
-    found = batched(data, 8, workers, kind, collate=list)
-    assert [[len(x) for x in batch] for batch in found] == [
-        list(range(1, 9)), list(range(9, 17)), list(range(17, 21))
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)

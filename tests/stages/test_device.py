@@ -10,7 +10,7 @@ import torch
 
 import stoker
 from stoker.steps.to import To
-from stoker.testing import check_resume, equal
+from stoker.testing import equal
 
 
 def _pipeline(device: str, *, echo: float = 1) -> stoker.Pipeline:
@@ -47,10 +47,6 @@ def test_arrays_of_any_byte_order_become_tensors(swapped: str) -> None:
     (tensor,) = stoker.from_arrays(given, seed=0).batch(5).to("cpu")
     assert tensor.tolist() == given.tolist()
     assert str(tensor.dtype) == f"torch.{given.dtype.newbyteorder('=')}"
-
-
-def test_batch_echoing_behind_to_resumes_exactly() -> None:
-    check_resume(lambda: _pipeline("cpu", echo=2.5).random_map(_noise), every=5)
 
 
 @pytest.mark.parametrize("echo", [1, 2])

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts import reserved_port
-
 SETUP = """
 import os
 
@@ -147,46 +145,6 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_loop_trains_and_resumes(tmp_path: Path) -> None:
-    run_with_jax(
-        """
-        from functools import partial
-
-        truth = np.arange(1.0, 5.0, dtype=np.float32)
-        inputs = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
-
-        def pipeline():
-            source = stoker.from_arrays(inputs, inputs @ truth, seed=0).shuffle()
-            return source.echo(2, pool=64).batch(32, drop_last=True).to(sharding)
-
-        @jax.jit
-        def step(weights, x, y):
-            loss, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(weights)
-            return weights - 0.1 * slope, loss
-
-        def train(pipeline, weights, epochs, stop=None):
-            done = 0
-            while pipeline.epoch < epochs:
-                for x, y in pipeline:
-                    weights, loss = step(weights, x, y)
-                    done += 1
-                    if done == stop:
-                        return weights, pipeline.state_dict()
-            return weights, float(loss)
-
-        whole, loss = train(pipeline(), jnp.zeros(4), 4)
-        assert loss < 1e-3 and np.allclose(whole, truth, atol=0.1)
-        half, state = train(pipeline(), jnp.zeros(4), 4, stop=21)
-        resumed = pipeline()
-        resumed.load_state_dict(state)
-        again, _ = train(resumed, half, 4)
-        assert np.array_equal(again, whole)
-        """,
-        tmp_path,
-    )
-
-
-@pytest.mark.full
 def test_worker_processes_are_not_forked_from_jax(tmp_path: Path) -> None:
     run_with_jax(
         """
@@ -211,53 +169,3 @@ def test_jax_is_not_imported_unasked(tmp_path: Path) -> None:
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=240)
-
-
-RANK = """
-import os
-import sys
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-os.environ["JAX_PLATFORMS"] = "cpu"
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-import stoker
-
-port, rank = sys.argv[1:]
-jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(rank))
-over_all = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-seen = 0
-train = stoker.from_arrays(np.arange(64), seed=0).shuffle().shard().batch(8).to(over_all)
-for batch in train:
-    assert batch.shape == (16,) and len(batch.devices()) == 4
-    seen += int(jax.jit(lambda x: x.sum())(batch))
-assert seen == sum(range(64)), seen
-print("ok", jax.process_index(), jax.process_count())
-"""
-
-
-@pytest.mark.full
-def test_two_processes_share_global_batches(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    with reserved_port() as port:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "rank.py", str(port), str(rank)],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            for number, rank in enumerate(ranks):
-                said, errors = rank.communicate(timeout=240)
-                assert rank.returncode == 0, errors
-                assert f"ok {number} 2" in said
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()

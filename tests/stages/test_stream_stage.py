@@ -111,7 +111,7 @@ def test_it_keeps_what_it_says(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_resumes_anywhere(workers: int, echo: bool) -> None:
     whole = [batch.tolist() for batch in build(0, echo=echo)]
-    for stop in range(len(whole) + 1):
+    for stop in (0, 1, 2, len(whole) // 2, len(whole) - 1, len(whole)):
         pipeline = build(workers, echo=echo)
         with iter(pipeline) as batches:
             assert [batch.tolist() for batch in islice(batches, stop)] == whole[:stop]

@@ -86,9 +86,8 @@ def test_the_same_stream_for_any_workers(kind: str) -> None:
     found = stream(p.workers(0))
     assert len({row.tobytes() for row in found}) == len(found)  # each use has draws of its own
     torch.manual_seed(2)
-    for workers in (1, 2):
-        again = rows(kind).random_map(transform(kind)).batch(4).workers(workers, kind="process")
-        np.testing.assert_array_equal(stream(again), found)
+    again = rows(kind).random_map(transform(kind)).batch(4).workers(2, kind="process")
+    np.testing.assert_array_equal(stream(again), found)
 
 
 def test_what_takes_names_alone_is_called_with_names() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.schedule import rng
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT, Feistel, permutation
-from stoker.schedule.rng import Rekeyed
+from stoker.schedule.rng import AddressedGenerator
 from stoker.schedule.selection import Selection
 from strategies import few
 
@@ -158,8 +158,8 @@ addresses = st.tuples(st.integers(0, 2**40), st.integers(0, 2**60))
 def test_a_placed_generator_forgets_what_was_drawn_before(
     one: tuple[int, int], other: tuple[int, int], drawn: int
 ) -> None:
-    random, k = Rekeyed(), key()
-    fresh = Rekeyed().at(k, *one).random(5).tolist()
+    random, k = AddressedGenerator(), key()
+    fresh = AddressedGenerator().at(k, *one).random(5).tolist()
     generator = random.at(k, *other)
     generator.random(drawn)
     generator.integers(0, 10, drawn, dtype=np.uint32)  # leaves half a word behind
@@ -170,14 +170,14 @@ def test_a_placed_generator_forgets_what_was_drawn_before(
 
 @given(addresses, addresses)
 def test_different_addresses_draw_differently(one: tuple[int, int], other: tuple[int, int]) -> None:
-    random = Rekeyed()
+    random = AddressedGenerator()
     first = random.at(key(), *one).integers(1 << 62, size=4).tolist()
     second = random.at(key(), *other).integers(1 << 62, size=4).tolist()
     assert (first == second) == (one == other)
 
 
 def test_a_placed_generator_does_not_depend_on_the_thread() -> None:
-    random, k = Rekeyed(), key()
+    random, k = AddressedGenerator(), key()
     here = [random.at(k, n).random(3).tolist() for n in range(20)]
     there: dict[int, list[list[float]]] = {}
     barrier = threading.Barrier(3)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
-from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
+from stoker.frameworks.rank import hosts_of_job
 from stoker.pipeline import Pipeline
 from stoker.sources.dataset import gives_many
 from stoker.stages.cache import caches_over

@@ -99,7 +99,7 @@ class Recycler:
         return copy
 
     def rest(self) -> None:
-        """Free what is not to be kept until arrays are wanted again."""
+        """Free memory beyond ``resting_bytes``, until arrays are wanted again."""
         room = self._resting_bytes
         if room is None:
             return

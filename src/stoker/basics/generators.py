@@ -1,7 +1,7 @@
 """Random generators of Python, NumPy and torch: seeded, looked at, and put back as they were.
 
 ``generator_of`` wraps one that somebody holds, ``global_generators`` returns those of the modules.
-No module is imported for it: whoever has not imported one holds no generator of it.
+No module is imported for it: a program without the import holds no generator of it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _PythonGenerator(SeededGenerator):
         return bool(self.generator.getstate() != full)
 
     def _mark(self) -> tuple[bytes, Any] | None:
-        """Return what moves with each draw, read from its memory; None where that is not known.
+        """Return the part of its memory that changes with each draw; None where that is not known.
 
         ``getstate`` makes 625 integers of it, and takes 15 times as long.
         """
@@ -168,7 +168,7 @@ class _TorchGenerator(SeededGenerator):
 
 
 def kind_of_generators(cls: type) -> type[SeededGenerator] | None:
-    """Return what seeds objects of a class; None if they are no generators that can be seeded."""
+    """Return the wrapper for generators of a class; None if objects of it cannot be seeded."""
     if issubclass(cls, random.Random):
         return None if issubclass(cls, random.SystemRandom) else _PythonGenerator
     kinds = (("Generator", _NumpyGenerator), ("RandomState", _OldNumpyGenerator))
@@ -181,7 +181,7 @@ def kind_of_generators(cls: type) -> type[SeededGenerator] | None:
 
 
 def generator_of(value: Any, path: str) -> SeededGenerator | None:
-    """Wrap a generator; None for a global one, and for what cannot be seeded: one on a device."""
+    """Wrap a generator; None for a global one, and for one that cannot be seeded: on a device."""
     kind = kind_of_generators(type(value))
     if kind is None or any(value is each.generator for each in global_generators()):
         return None
@@ -285,7 +285,7 @@ def _memory_of(generator: random.Random, nbytes: int) -> bytes:
 
 @functools.cache
 def _reader() -> Callable[[int, int], bytes]:
-    """Return what reads so many bytes from an address."""
+    """Return a function that reads so many bytes from an address."""
     import ctypes  # takes its time
 
     return ctypes.string_at

@@ -21,7 +21,7 @@ COMMANDS = "stoker.commands"
 Each is a function whose arguments are annotated for typer, or a ``typer.Typer``; see ``cli``.
 """
 NAMES = "stoker.names"
-"""What is reached as ``stoker.NAME``; see the package's ``__init__``."""
+"""Names that are reached as ``stoker.NAME``; see the package's ``__init__``."""
 WORKERS = "stoker.workers"
 """Kinds of workers, by the name in ``.workers(n, kind=NAME)``; see ``engine.workers.make``."""
 

@@ -63,7 +63,7 @@ def has_polars_started() -> bool:
     if "polars" not in sys.modules:
         return False
     names = []
-    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
+    for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
             names.append(file.read().strip())
     return any(re.fullmatch(r"polars-\d+", name) for name in names)
@@ -87,8 +87,7 @@ def _in_child() -> None:
     _sockets.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 # A constant of prctl(2) that Python does not name.
@@ -108,8 +107,6 @@ def end_with(
         by_main_thread: whether the parent's main thread has started this process.
         before_exit: called before this process ends, unless the kernel's signal ends it.
     """
-    if not sys.platform.startswith("linux"):
-        return
     if by_main_thread and os.getppid() == parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:

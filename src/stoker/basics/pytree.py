@@ -396,7 +396,7 @@ class Fields:
 
 
 def fields_of(on: str | int | tuple[str | int, ...]) -> Field | Fields:
-    """Return what takes the fields that ``on=`` names from an example, and puts others there."""
+    """Return the reader and writer of the fields that ``on=`` names."""
     return Fields(on) if isinstance(on, tuple) else Field(on)
 
 

@@ -70,7 +70,7 @@ def defer_interrupts(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
 def finalize(owner: Any, function: Callable[..., object], *args: Any) -> weakref.finalize[Any, Any]:
     """Call a function once an object is gone, like ``weakref.finalize``, without losing a Ctrl-C.
 
-    Python drops what is raised in a finalizer. So a Ctrl-C is sent again that comes in the
+    Python drops exceptions of a finalizer. So a Ctrl-C is sent again that comes in the
     function, or that came in C code before it and is raised where the first Python code begins.
     """
     guard: list[weakref.ref[Any]] = []

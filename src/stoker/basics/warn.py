@@ -35,7 +35,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr; nothing where a script has closed or replaced it by what fails."""
+    """Print a line to stderr, if a script has left one that works."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print(text, file=sys.stderr, flush=True)

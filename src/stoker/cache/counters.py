@@ -33,7 +33,7 @@ _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
 # Whether the check for random items has passed. The last column, so that counts can be added.
 _CHECKED = _WIDTH - 1
 # Positions in the head, for the whole store.
-FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
+FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, _, HAS_WARNED, DATA_NS = range(1, 10)
 # For a cache over several nodes. NEWEST_NS: when the newest member joined that the cache server
 # knows of.
 MEMBERS, MEMBERS_ALIVE, MAP_VERSION, NEWEST_NS = range(10, 14)
@@ -57,7 +57,8 @@ class Counters:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:
-            allocate(self._descriptor, self.SIZE_BYTES)
+            # On a full disk, writing to the map of a sparse file kills the process.
+            os.posix_fallocate(self._descriptor, 0, self.SIZE_BYTES)
         self._map = mmap.mmap(self._descriptor, self.SIZE_BYTES)
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
@@ -139,19 +140,9 @@ class Counters:
         return True
 
 
-def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
-    """Return the head of a counters file, and the counts of all users. Raises ValueError."""
+def read_head(content: bytes) -> list[int]:
+    """Return the head of a counters file. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
         raise ValueError(f"a file of {len(content):,} bytes holds no counters")
-    table = np.frombuffer(content, np.int64)
-    rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
-    return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())
-
-
-def allocate(descriptor: int, size_bytes: int) -> None:
-    """Reserve a file's blocks. On a full disk, writing to the map of a sparse file kills the
-    process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        os.ftruncate(descriptor, size_bytes)
+    head: list[int] = np.frombuffer(content, np.int64, _HEAD).tolist()
+    return head

@@ -42,12 +42,8 @@ class CacheFolder:
 
     @property
     def inside(self) -> str:
-        """A path for this process and its children that stays valid if the folder is moved.
-
-        Without ``/proc``, the plain path.
-        """
-        proc_path = f"/proc/self/fd/{self.descriptor}"
-        return proc_path if os.path.isdir(proc_path) else self.path
+        """A path for this process and its children that stays valid if the folder is moved."""
+        return f"/proc/self/fd/{self.descriptor}"
 
     def is_own(self, *, private: bool) -> bool:
         """True if this user owns it and others may not write to it (``private``: nor read it)."""

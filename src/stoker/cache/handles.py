@@ -7,12 +7,10 @@ allow two environments of one folder in a process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -20,9 +18,9 @@ from stoker.basics.future import start_thread
 from stoker.basics.resources import format_bytes
 from stoker.basics.signals import Deferred, again_soon, defer_interrupts
 from stoker.basics.warn import warn
-from stoker.cache.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
+from stoker.cache.counters import DAMAGED
 from stoker.cache.location import is_in_memory
-from stoker.cache.store import Added, Store
+from stoker.cache.store import Store, WriteResult
 from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
 from stoker.errors import CacheWarning
@@ -30,10 +28,6 @@ from stoker.errors import CacheWarning
 # How long closing waits for the last items to be written: a process may end so much later. Chosen,
 # not measured.
 _CLOSE_S = 5.0
-# How often progress is printed to a terminal. Chosen, not measured.
-_SHOW_EVERY_S = 5
-# In place of the time of the last line, which is never negative.
-_SHOWN_FULL = -1
 
 
 class Handle:
@@ -89,8 +83,8 @@ class Handle:
         self.store.drop()
         self.store_dir.drop()
 
-    def _correct_counts(self, added: Added) -> None:
-        """Correct the counts, in which all queued items are admitted, and print progress."""
+    def _correct_counts(self, added: WriteResult) -> None:
+        """Correct the counts, in which all queued items are admitted."""
         for user, count in Counter(item.user for item in added.refused).items():
             size = sum(item.size_bytes for item in added.refused if item.user == user)
             self.store.counters.add(
@@ -100,24 +94,6 @@ class Handle:
                 refused=count,
                 refused_bytes=size,
             )
-        with contextlib.suppress(ValueError, OSError, AttributeError):  # stderr missing or closed
-            if sys.stderr.isatty():
-                self._show_progress()
-
-    def _show_progress(self) -> None:
-        """Print a line every few seconds, and one when the store is full; one process prints it."""
-        head = self.store.counters.head
-        now, is_full = int(time.time()), bool(head[FULL])
-        shown_s = int(head[SHOWN_S])
-        if shown_s == _SHOWN_FULL or (not is_full and now - shown_s < _SHOW_EVERY_S):
-            return
-        head[SHOWN_S] = _SHOWN_FULL if is_full else now
-        if not shown_s and not is_full:
-            return  # the store was just made: print nothing yet
-        used, limit = format_bytes(int(head[USED_BYTES])), format_bytes(self.store.limit_bytes)
-        end = ", full" if is_full else ""
-        sys.stderr.write(f"cache: {used} of {limit}, {int(head[ITEMS]):,} items{end}\n")
-        sys.stderr.flush()
 
     def _warn_failed(self, error: OSError) -> None:
         folder = self.store_dir.folder
@@ -249,9 +225,8 @@ def close_with_worker(close: Callable[[], None], *, priority: int = 20) -> None:
 
 
 HANDLES = Handles()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=HANDLES.before_fork,
-        after_in_parent=HANDLES.after_fork,
-        after_in_child=HANDLES.in_child,
-    )
+os.register_at_fork(
+    before=HANDLES.before_fork,
+    after_in_parent=HANDLES.after_fork,
+    after_in_child=HANDLES.in_child,
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from typing import NamedTuple
 
 from stoker.basics.resources import format_bytes
@@ -15,35 +14,27 @@ from stoker.cache.counters import (
     ENDED,
     FULL,
     ITEMS,
-    MAP_VERSION,
-    MEMBERS,
-    MEMBERS_ALIVE,
-    PAYLOAD_BYTES,
     USED_BYTES,
     Counters,
-    read_counts,
+    read_head,
 )
 from stoker.cache.folder import CacheFolder
 from stoker.cache.store import COUNTERS
-from stoker.cache.store_dir import About
+from stoker.cache.store_dir import StoreMeta
 from stoker.errors import CacheError
-from stoker.stats import CacheCounts
 
 _STATES = {
-    FULL: "full: no more examples enter",
-    ENDED: "closed: writing to it failed",
+    FULL: "full",
+    ENDED: "writing failed",
     DAMAGED: "damaged",
 }
 
 
 class StoreSummary(NamedTuple):
-    """A store's description and counters."""
+    """A store's description, and the head of its counters."""
 
-    about: About
+    about: StoreMeta
     head: list[int]
-    """The head of its counters."""
-    counts: CacheCounts
-    """The counts of all users."""
 
 
 def find_stores() -> list[str]:
@@ -71,10 +62,10 @@ def is_in_use(path: str) -> bool:
 def read_summary(path: str) -> StoreSummary | None:
     """Return a store's summary; None if there is no store, or if it cannot be read."""
     with store_dir.open_existing(path) as folder:
-        if folder is not None and (about := About.read(folder)) is not None:
+        if folder is not None and (about := StoreMeta.read(folder)) is not None:
             with contextlib.suppress(OSError, ValueError):
                 content = folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)
-                return StoreSummary(about, *read_counts(content))
+                return StoreSummary(about, read_head(content))
     return None
 
 
@@ -86,7 +77,7 @@ def sweep(*paths: str) -> list[str]:
     swept = []
     for path in find_stores():
         with contextlib.suppress(CacheError, OSError), store_dir.open_existing(path) as folder:
-            about = folder and About.read(folder)
+            about = folder and StoreMeta.read(folder)
             if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
     parents = {os.path.dirname(path) for path in paths} - {location.memory_folder()}
@@ -133,57 +124,27 @@ def print_table() -> None:
         print("no caches, neither in memory nor at a path that this user gave")
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "holds", "items", "used", "of", "users", "stays"):
+    for name in ("name", "holds", "items", "used", "of", "state", "users", "stays"):
         table.add_column(name, overflow="fold", no_wrap=name not in ("name", "holds"))
     for folder in folders:
         summary = read_summary(folder)
         if summary is None:
-            table.add_row(_name(folder), "its description cannot be read", "", "", "", "", "")
+            table.add_row(_name(folder), "its description cannot be read", "", "", "", "", "", "")
             continue
-        about, head, _ = summary
+        about, head = summary
+        state = [text for position, text in _STATES.items() if head[position]]
         table.add_row(
             _name(folder),
             about.describes,
             f"{head[ITEMS]:,}",
             format_bytes(head[USED_BYTES]),
             format_bytes(about.limit_bytes),
+            ", ".join(state) or "examples enter",
             "yes" if is_in_use(folder) else "none",
             "while used" if about.temporary else "until removed",
         )
     console = Console()
     (console if console.is_terminal else Console(width=1000)).print(table)
-
-
-def print_info(name: str) -> None:
-    """Print the details of one store. Raises CacheError if there is none."""
-    folder = resolve_name(name)
-    summary = read_summary(folder)
-    if summary is None:
-        raise CacheError(f"the description of the cache in {folder} cannot be read")
-    about, head, counts = summary
-    state = [text for position, text in _STATES.items() if head[position]] or ["examples enter"]
-    lines = {
-        "folder": folder,
-        "holds": about.describes,
-        "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about.made_s)),
-        "stays": "until its last user ends" if about.temporary else "until it is removed",
-        "in use": "yes" if is_in_use(folder) else "no",
-        "state": ", ".join(state),
-        "items": f"{head[ITEMS]:,} ({format_bytes(head[PAYLOAD_BYTES])})",
-        "takes": f"{format_bytes(head[USED_BYTES])} of {format_bytes(about.limit_bytes)}",
-        "so far": f"{counts.hits:,} hits, {counts.misses:,} misses, "
-        f"{format_bytes(counts.saved_bytes)} not read from storage",
-    }
-    if head[MEMBERS]:
-        lines["nodes"] = f"{head[MEMBERS_ALIVE]} of {head[MEMBERS]} answer, map {head[MAP_VERSION]}"
-        lines["places"] = (
-            f"{counts.local_hits:,} here, {counts.peer_hits:,} from other nodes "
-            f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
-        )
-        if counts.peer_timeouts:
-            lines["places"] += f" ({counts.peer_timeouts:,} after a timeout of 5 s)"
-    for label, text in lines.items():
-        print(f"{label:<8}{text}")
 
 
 def _in_memory() -> list[str]:

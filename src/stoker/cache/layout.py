@@ -9,7 +9,7 @@ chain's digest those of its items. No entry is ever deleted, and only the totals
 
 from __future__ import annotations
 
-import os
+import mmap
 import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 16
 """Smaller items share a block of about this size. LMDB rounds values up to whole pages: items of
 1,900 bytes took 2.17 times their size when each was a value of its own."""
 # LMDB uses the system's page size, usually 4 KiB.
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+PAGE_BYTES = mmap.PAGESIZE
 # LMDB's header in front of a value that takes whole pages.
 PAGE_HEADER_BYTES = 16
 _ENTRY = struct.Struct("<QQq")  # number, checksum, block; a record or a span follows

@@ -44,7 +44,6 @@ from stoker.cache.counters import (
     USED_BYTES,
     WRITING,
     Counters,
-    allocate,
 )
 from stoker.cache.layout import (
     BLOCK_BYTES,
@@ -83,7 +82,7 @@ class Missing:
 MISSING = Missing()
 
 
-class Added(NamedTuple):
+class WriteResult(NamedTuple):
     """The result of a write: how many items entered, their bytes, and the items that did not.
 
     Refused items did not fit, or were in the store already.
@@ -94,7 +93,7 @@ class Added(NamedTuple):
     refused: list[StoredItem]
 
 
-class Busy(Exception):
+class StoreLocked(Exception):
     """Another process is writing."""
 
 
@@ -153,7 +152,7 @@ class Store:
         self.limit_bytes = limit_bytes
         self._lmdb = import_lmdb()
         self._gate = ForkGate()
-        self._is_on_disk = not in_memory and hasattr(mmap, "MADV_WILLNEED")
+        self._is_on_disk = not in_memory
         self._read_lock: Any = threading.Lock() if in_memory else nullcontext()
         self._lock = threading.Lock()
         self._env: Any = None
@@ -182,7 +181,7 @@ class Store:
         # Allocated here: LMDB would make a sparse lock file, and a full disk would kill its users.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
-            allocate(lock.fileno(), _READER_BYTES * (_MAX_READERS + 8))
+            os.posix_fallocate(lock.fileno(), 0, _READER_BYTES * (_MAX_READERS + 8))
         try:
             _open_environment(folder, limit_bytes).close()
         except lmdb.Error as error:
@@ -346,17 +345,17 @@ class Store:
         verified[number] = 1
         return True
 
-    def add(self, items: Sequence[StoredItem]) -> Added:
+    def add(self, items: Sequence[StoredItem]) -> WriteResult:
         """Add as many items as the budget allows.
 
-        Raises Busy if another process is writing now; OSError if no more items can be written.
-        Existing items stay.
+        Raises StoreLocked if another process is writing now; OSError if no more items can be
+        written. Existing items stay.
         """
         with self._gate.door():
             try:
                 fcntl.flock(self._admission, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Busy from None
+                raise StoreLocked from None
             try:
                 return self._add_locked(items)
             except (self._lmdb.Error, struct.error) as error:
@@ -368,7 +367,7 @@ class Store:
             finally:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
-    def _add_locked(self, items: Sequence[StoredItem]) -> Added:
+    def _add_locked(self, items: Sequence[StoredItem]) -> WriteResult:
         env, head = self._environment(), self.counters.head
         env.reader_check()  # slots of killed readers keep LMDB from reusing pages
         head[WRITING] = 1
@@ -380,7 +379,7 @@ class Store:
         head[WRITING] = 0
         size = sum(item.size_bytes for item in entered.values())
         refused = [item for item in items if entered.get(item.key) is not item]
-        return Added(len(entered), size, refused)
+        return WriteResult(len(entered), size, refused)
 
     def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
         """Add items, in one transaction if they all fit; return the added ones, by key."""

@@ -49,7 +49,7 @@ REBOOTED = "it was in use when the machine went down"
 _ABOUT_BYTES = 1 << 20
 
 
-class About(msgspec.Struct):
+class StoreMeta(msgspec.Struct):
     """A store's description, in ``about.json``."""
 
     format: int
@@ -64,7 +64,7 @@ class About(msgspec.Struct):
     """The machine's boot id at its last use."""
 
     @classmethod
-    def read(cls, folder: CacheFolder) -> About | None:
+    def read(cls, folder: CacheFolder) -> StoreMeta | None:
         """Read the description; None if it is missing or invalid."""
         try:
             return msgspec.json.decode(folder.read_file(ABOUT, _ABOUT_BYTES), type=cls)
@@ -86,7 +86,7 @@ def boot_id() -> str:
         return str(int(psutil.boot_time()))
 
 
-def record_use(folder: CacheFolder, about: About) -> None:
+def record_use(folder: CacheFolder, about: StoreMeta) -> None:
     """Record that a store without damage is in use again."""
     about.boot = boot_id()
     with suppress(OSError):  # on a full disk the store can still be read
@@ -97,7 +97,7 @@ def record_use(folder: CacheFolder, about: About) -> None:
         counters.write_through()
 
 
-def find_damage(folder: CacheFolder, about: About | None) -> str:
+def find_damage(folder: CacheFolder, about: StoreMeta | None) -> str:
     """Return what is damaged in a store that no other process uses, or ""."""
     if about is None:
         return f"{ABOUT} cannot be read"
@@ -146,7 +146,7 @@ class StoreDir:
         is_current: tells whether the path still leads to the folder: a user may have removed it.
     """
 
-    def __init__(self, folder: CacheFolder, users: int, about: About) -> None:
+    def __init__(self, folder: CacheFolder, users: int, about: StoreMeta) -> None:
         self.folder, self.inside, self.about = folder.path, folder.inside, about
         self.is_current = folder.is_current
         self._folder, self._users = folder, users
@@ -257,7 +257,7 @@ def sweep(parent: str) -> None:
                         folder.clear(_USERS)
 
 
-def _join_existing(folder: CacheFolder, users: int) -> About | None:
+def _join_existing(folder: CacheFolder, users: int) -> StoreMeta | None:
     """Join an existing store; None if it is gone and the caller must try again."""
     path = folder.path
     is_alone = _try_lock(users, fcntl.LOCK_EX)
@@ -265,7 +265,7 @@ def _join_existing(folder: CacheFolder, users: int) -> About | None:
         _wait_for_lock(users, path)
     if not folder.is_current() or (not is_alone and not _is_used(folder)):
         return None  # it was removed, or its last user has just left: try to get it exclusively
-    about = About.read(folder)
+    about = StoreMeta.read(folder)
     if is_alone:
         if about is not None and about.temporary:
             _remove(folder)  # its last user was killed
@@ -321,7 +321,7 @@ def _make_store(path: str, limit_bytes: int, describes: str, temporary: bool) ->
         if not _try_lock(users, fcntl.LOCK_SH) or not folder.has_open_file(_USERS, users):
             return None  # `sweep` in another process is removing it
         Store.create(folder.inside, limit_bytes)
-        about = About(FORMAT, describes, limit_bytes, temporary, time.time(), boot_id())
+        about = StoreMeta(FORMAT, describes, limit_bytes, temporary, time.time(), boot_id())
         about.write(folder)
         try:
             folder.rename(path)

@@ -8,19 +8,19 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stoker.basics import resources
-from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
+from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
-from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.chain import state
 from stoker.chain.agreement import agree, agree_epoch
@@ -32,6 +31,7 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
+from stoker.frameworks.rank import process_group
 from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16

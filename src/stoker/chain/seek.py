@@ -20,12 +20,12 @@ from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.pools import pool_key
 from stoker.errors import StateError
-from stoker.schedule.leg import Leg, Remainder, deal_held
+from stoker.schedule.cuts import EvenCuts
+from stoker.schedule.leg import Leg, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.selection import Cut
-from stoker.schedule.sizing.cuts import EvenCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
@@ -260,12 +260,12 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     is_used = spent > 0  # other items come as what was not read does
     new_world = chain.rank_world[1]
     unused = np.sort(np.concatenate([behind, places[~is_used], _over(was)]))
-    rest, over = Remainder(sorted(ranges)), unused[:0]
+    rest, over = UnreadRanges(sorted(ranges)), unused[:0]
     if by.source.has_own_order:
         rest, unused, over = _in_turns(first, rest, unused, new_world)
     else:
         ranges += [(place, place + 1) for place in unused.tolist()]
-        rest, unused = Remainder(sorted(ranges)), unused[:0]
+        rest, unused = UnreadRanges(sorted(ranges)), unused[:0]
     held, lost_uses = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
     before = Clock(
         sum(position.fresh for position in positions) - new_world * held.each - len(begun),
@@ -305,7 +305,7 @@ def _begin_stream_leg(loaded: Loaded) -> Position:
     at, by = loaded.position, loaded.by
     assert at is not None
     before = by.clock(loaded.epoch, at.fresh, at.uses, at.yielded)
-    leg = _leg_behind(at, by.rank_world[1], Remainder([]), before)
+    leg = _leg_behind(at, by.rank_world[1], UnreadRanges([]), before)
     return Position(loader_state=at.loader_state, leg=leg)
 
 
@@ -326,9 +326,9 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     ranges, new_world = rest.cut(max(0, following - head), len(rest)), chain.rank_world[1]
     over = unread[:0]
     if by.source.has_own_order:
-        rest, unread, over = _in_turns(loaded, Remainder(ranges), unread, new_world)
+        rest, unread, over = _in_turns(loaded, UnreadRanges(ranges), unread, new_world)
     else:
-        rest = Remainder([*((place, place + 1) for place in unread.tolist()), *ranges])
+        rest = UnreadRanges([*((place, place + 1) for place in unread.tolist()), *ranges])
         unread = unread[:0]
     read = deal.cuts.of_all(deal.cuts.start(at.yielded))
     before = Clock(read, read, at.yielded)
@@ -337,7 +337,7 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     return Position(order=at.order, leg=leg)
 
 
-def _leg_behind(at: Position, world: int, rest: Remainder, before: Clock) -> Leg:
+def _leg_behind(at: Position, world: int, rest: UnreadRanges, before: Clock) -> Leg:
     """Return the leg behind a position of ``world`` ranks; ``before``: the counts of that leg."""
     was, batches = at.leg, world * at.yielded
     if was is None:
@@ -346,8 +346,8 @@ def _leg_behind(at: Position, world: int, rest: Remainder, before: Clock) -> Leg
 
 
 def _in_turns(
-    loaded: Loaded, rest: Remainder, unused: NDArray[np.int64], world: int
-) -> tuple[Remainder, NDArray[np.int64], NDArray[np.int64]]:
+    loaded: Loaded, rest: UnreadRanges, unused: NDArray[np.int64], world: int
+) -> tuple[UnreadRanges, NDArray[np.int64], NDArray[np.int64]]:
     """Move places from the row until their number is a multiple of ``world``.
 
     Return the row, these places, and those that are over if the row has too few.
@@ -356,9 +356,9 @@ def _in_turns(
     if lacking > len(rest):
         every = np.concatenate([unused, *_places_of(loaded, rest.ranges)])
         even = len(every) // world * world
-        return Remainder([]), np.sort(every[:even]), np.sort(every[even:])
+        return UnreadRanges([]), np.sort(every[:even]), np.sort(every[even:])
     more = _places_of(loaded, rest.cut(0, lacking))
-    left = Remainder(rest.cut(lacking, len(rest)))
+    left = UnreadRanges(rest.cut(lacking, len(rest)))
     return left, np.sort(np.concatenate([unused, *more])), unused[:0]
 
 
@@ -375,10 +375,10 @@ def _over(leg: Leg | None) -> NDArray[np.int64]:
     return np.empty(0, np.int64) if leg is None else leg.over
 
 
-def _whole(by: Chain) -> Remainder:
+def _whole(by: Chain) -> UnreadRanges:
     indexed = by.plan.indexed
     assert indexed is not None
-    return Remainder([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
+    return UnreadRanges([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
 
 
 def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
@@ -434,7 +434,7 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
 
 
 def _unread(
-    ranks: Sequence[Loaded], each: Sequence[_RankProgress], rest: Remainder
+    ranks: Sequence[Loaded], each: Sequence[_RankProgress], rest: UnreadRanges
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
     """Return the unread ranges of a row, unread places before them, the places in pools, and how
     many tokens were packed of which unread places."""

@@ -22,7 +22,7 @@ from stoker.cache import inventory, location, store_dir
 from stoker.cache.counters import NEWEST_NS
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.layout import StoredItem, checksum_of
-from stoker.cache.store import Busy
+from stoker.cache.store import StoreLocked
 from stoker.cache.store_dir import boot_id
 from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_spec import CacheSpec
@@ -178,7 +178,7 @@ class CacheServer:
         while not self._store.is_full:
             try:
                 self._store.add(items)
-            except Busy:
+            except StoreLocked:
                 time.sleep(_BUSY_S)
             except OSError as error:  # the store has marked itself as full
                 warn(

@@ -24,6 +24,7 @@ from stoker.basics.future import start_thread
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import warn
+from stoker.cache.writer import BatchQueue
 from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.membership import Members, Membership
@@ -32,15 +33,6 @@ from stoker.cluster.remote_node import Found, MemberMap, PendingGet, QueuedGet, 
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.link import LinkError, LinkRefused
 
-QUEUE_BYTES = 32 << 20
-"""The most bytes that wait to be sent: 8 requests. Further items are refused, so the queue takes no
-more memory."""
-# The size of a request: about 40 items of 110 KB. Sent one by one, items of 110 KB cost 2.2 times
-# the processor time, and items of 3 KB 15 times.
-_PUT_BYTES = 4 << 20
-# How long an item waits for others to share its request. No batch waits for it. Chosen, not
-# measured.
-_BATCH_DELAY_S = 0.05
 # Members that an item may be stored at: its owner, and the next in the ranking, which has the item
 # while the owner is full or does not answer.
 _MAX_HOLDERS = 2
@@ -101,9 +93,7 @@ class NodeClient:
         self._is_closed = False
         self._map = MemberMap(OwnerMap.of((), 0), [])
         self._ready: deque[RemoteNode] = deque()  # those with keys that no thread asks for yet
-        self._puts: deque[Record] = deque()
-        self._put_bytes = 0  # with the items that are being sent
-        self._is_flushing = False
+        self._puts: BatchQueue[Record] = BatchQueue(lambda record: len(record.data))
         self._following = threading.Lock()  # guards the membership
         self._members = Members(0, ())
         self._looked_for_ns = 0
@@ -113,7 +103,7 @@ class NodeClient:
         self._report()
         with defer_interrupts():
             self._start("stoker-cluster", self._maintain)
-            self._start("stoker-cluster-put", self._send_puts)
+            self._start("stoker-cluster-put", lambda: self._puts.take_all(self._send_to_owners))
 
     @property
     def is_current(self) -> bool:
@@ -174,24 +164,11 @@ class NodeClient:
 
     def put(self, record: Record) -> bool:
         """Queue an item for its owner; False if the queue is full."""
-        size = len(record.data)
-        with self._lock:
-            if self._is_closed or self._put_bytes + size > max(QUEUE_BYTES, size):
-                return False
-            self._puts.append(record)
-            self._put_bytes += size
-            if len(self._puts) == 1 or self._put_bytes >= _PUT_BYTES:
-                self._changed.notify_all()
-        return True
+        return self._puts.put(record)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all queued items are stored or refused; False after the timeout."""
-        with self._lock:
-            self._is_flushing = True
-            self._changed.notify_all()
-            done = self._changed.wait_for(lambda: not self._put_bytes or self._is_closed, timeout_s)
-            self._is_flushing = False
-        return done
+        return self._puts.flush(timeout_s)
 
     def close(self) -> None:
         """Send queued items for at most 5 s, then end connections and threads.
@@ -202,6 +179,7 @@ class NodeClient:
             return
         if threading.current_thread() not in self._threads:
             self.flush(_JOIN_S)
+        self._puts.close()
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
@@ -310,32 +288,8 @@ class NodeClient:
 
     # -- new items
 
-    def _send_puts(self) -> None:
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._puts or self._is_closed)
-                self._changed.wait_for(self._has_enough_puts, _BATCH_DELAY_S)
-                if self._is_closed:
-                    return
-                batch, size = [], 0
-                while self._puts and size < _PUT_BYTES:
-                    batch.append(self._puts.popleft())
-                    size += len(batch[-1].data)
-            try:
-                while batch:
-                    batch = self._send_to_owners(batch)
-            finally:
-                with self._lock:
-                    # A `put` that Ctrl-C interrupted may have added its bytes but not its item. An
-                    # empty queue has 0 bytes, whatever the sum says.
-                    self._put_bytes = self._put_bytes - size if self._puts else 0
-                    self._changed.notify_all()
-
-    def _has_enough_puts(self) -> bool:
-        return self._is_closed or self._is_flushing or self._put_bytes >= _PUT_BYTES
-
-    def _send_to_owners(self, records: list[Record]) -> list[Record]:
-        """Send each item to the first member that may take it; return those that it refuses."""
+    def _send_to_owners(self, records: list[Record]) -> None:
+        """Send each item to the first member that takes it."""
         by_store: dict[RemoteNode | str | None, list[Record]] = {}
         for record in records:
             by_store.setdefault(self.choose_store(record.key), []).append(record)
@@ -348,7 +302,8 @@ class NodeClient:
                     self._store_locally(record)
             else:
                 self._on_refused(its_records)
-        return refused
+        if refused:
+            self._send_to_owners(refused)
 
     def _send_to(self, node: RemoteNode, records: list[Record]) -> list[Record]:
         """Send items to a member; return the ones that it refuses, for others."""

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from stoker.basics.process import OwningProcess
-from stoker.basics.resources import own_rank, process_group
 from stoker.errors import StokerError
+from stoker.frameworks.rank import own_rank, process_group
 
 WAIT_S = 60.0
 """The default wait of ranks for each other. Ranks that start one after another come within seconds;

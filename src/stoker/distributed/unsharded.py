@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from stoker.basics.resources import own_rank
 from stoker.basics.warn import warn
 from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.framework import SAMPLER, Framework
 from stoker.frameworks.queries import sharding_framework
+from stoker.frameworks.rank import own_rank
 
 # Attributes of samplers, batch samplers and datasets that divide an epoch: torch's
 # DistributedSampler and similar, accelerate's shards, DALI's readers. (Hugging Face's datasets:

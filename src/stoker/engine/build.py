@@ -51,9 +51,9 @@ from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
+from stoker.schedule.cuts import Cuts, EvenCuts
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.echo_record import RunRecord
-from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import PoolSize

@@ -28,8 +28,8 @@ import msgspec
 
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.errors import StateError
+from stoker.schedule.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.schedule.leg import Leg
-from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 

@@ -93,7 +93,7 @@ class EpochCounters:
 
     def open(self, part: int, names: list[str]) -> None:
         """Create the counters of a part."""
-        # Times and counts of the stages, then four of samples (``samples.TIMED``) and the bytes
+        # Times and counts of the stages, then four of samples (``cost.TIMED``) and the bytes
         # read.
         self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
 

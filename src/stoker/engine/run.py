@@ -25,7 +25,7 @@ from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
-from stoker.engine.workers import samples
+from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions, EchoRecord
 from stoker.schedule.leg import Leg
@@ -464,7 +464,7 @@ class Run:
         with pool.lock:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
             sharing = 1 if pool.remote else pool.active
-            worker_time = samples.worker_time(tally.spent, self._setup.autotuner.costs, sharing)
+            spent = worker_time(tally.spent, self._setup.autotuner.costs, sharing)
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
         worked_s = sum(stage.seconds for stage in stages)
@@ -494,7 +494,7 @@ class Run:
             read_bytes=tally.read_bytes,
             thread_trial=pool.thread_trial,
             process_trial=pool.process_trial,
-            worker_time=worker_time,
+            worker_time=spent,
             stuck_processes=pool.replaced,
             feed_lag_outputs=self._plan.source.lag_outputs(),
             **{name: n for stream in self._streams.own for name, n in stream.stats().items()},

@@ -405,7 +405,7 @@ def become_feeder(settings: FeedSettings) -> None:
 
 def end_what_is_kept() -> None:
     """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
-    if (keeping := sys.modules.get("stoker.engine.workers.kept_processes")) is not None:
-        keeping.end_all()
+    if (starting := sys.modules.get("stoker.engine.workers.processes.starting")) is not None:
+        starting.end_kept()
     if (caching := sys.modules.get("stoker.cache.handles")) is not None:
         caching.HANDLES.close_all()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.basics.resources import rank_in_ray
 from stoker.frameworks.framework import Framework
+from stoker.frameworks.rank import rank_in_ray
 
 
 class RayTrain(Framework):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.basics.resources import process_group
 from stoker.frameworks.framework import Framework, is_calling
+from stoker.frameworks.rank import process_group
 
 
 class TorchCheckpoint(Framework):

@@ -63,19 +63,10 @@ class ImageMap:
 @thread_safe
 @without_gil
 @reads_only
-@dataclass(frozen=True)
-class RandomImageMap:
+class RandomImageMap(ImageMap):
     """A random function of an image that also takes a batch, and draws for each image of it."""
 
-    name: str
-    fn: Callable[..., Any]
-    many: Many | None = None
-
-    @property
-    def __name__(self) -> str:
-        return self.name
-
-    def __call__(self, images: Any, rng: np.random.Generator) -> Any:
+    def __call__(self, images: Any, rng: np.random.Generator) -> Any:  # type: ignore[override]
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
                 f"{self.name} needs a NumPy generator, not a {type(rng).__name__}: put this stage "
@@ -86,9 +77,7 @@ class RandomImageMap:
 
 def many_of(fn: Any) -> Many | None:
     """Return what does the work of an image function on many images; None if nothing does."""
-    if not isinstance(fn, (ImageMap, RandomImageMap)):
-        return None
-    return None if native.library() is None else fn.many
+    return fn.many if isinstance(fn, ImageMap) and native.library() is not None else None
 
 
 def _each(images: Any, fn: Callable[[Any], Any]) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 from stoker.analysis.probe.backward_watch import watch_backward
 from stoker.analysis.probe.builders import hook_loaders
 from stoker.basics.fingerprint import content_digest
-from stoker.basics.resources import format_bytes, process_group
+from stoker.basics.resources import format_bytes
 from stoker.basics.warn import say
+from stoker.frameworks.rank import process_group
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
 from stoker.running.examples.kept_examples import KeptExamples

@@ -14,7 +14,8 @@ import psutil
 
 from stoker.analysis.model.changes import WORTH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
-from stoker.basics.resources import process_group, usable_cores
+from stoker.basics.resources import usable_cores
+from stoker.frameworks.rank import process_group
 from stoker.running.examples.kept_examples import is_cached, plan_bytes
 from stoker.running.examples.trial import ExampleTrial, try_examples
 from stoker.running.plan import RunPlan

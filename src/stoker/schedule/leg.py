@@ -27,7 +27,7 @@ from stoker.stats import Clock
 _MOST_RANGES = 1 << 20
 
 
-class Remainder:
+class UnreadRanges:
     """The unread numbers of an epoch, as ranges, in the order in which they are dealt.
 
     Args:
@@ -85,7 +85,7 @@ class Remainder:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class CarriedUses:
     """Items of pools that are dealt to the ranks of a new leg: used before, with uses left.
 
     All ranks get equally many items with equally many uses left, so their schedules are alike.
@@ -107,10 +107,10 @@ class Held:
         """The number of items of each rank."""
         return len(self.places) // self.world
 
-    def of_rank(self, rank: int) -> Held:
+    def of_rank(self, rank: int) -> CarriedUses:
         """Return the items of a rank."""
         mine = slice(rank, None, self.world)
-        return Held(1, self.places[mine], self.remaining[mine], self.spent[mine])
+        return CarriedUses(1, self.places[mine], self.remaining[mine], self.spent[mine])
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -125,7 +125,7 @@ class Held:
         }
 
     @classmethod
-    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Held:
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> CarriedUses:
         """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
@@ -161,7 +161,7 @@ class Held:
 
 def deal_held(
     places: NDArray[np.int64], remaining: NDArray[np.int64], spent: NDArray[np.int64], world: int
-) -> tuple[Held, int]:
+) -> tuple[CarriedUses, int]:
     """Deal items to ranks, so that all ranks get equally many with each number of uses left.
 
     Items that cannot be divided lose a use, and join the items with one use less. Returns the dealt
@@ -179,7 +179,7 @@ def deal_held(
         lost += left.shape[1]
     none = np.empty((3, 0), np.int64)
     each = [np.concatenate(parts) for parts in zip(none, *dealt, strict=True)]
-    return Held(world, *each), lost
+    return CarriedUses(world, *each), lost
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +203,10 @@ class Leg:
     """
 
     begun_by: int
-    rest: Remainder
+    rest: UnreadRanges
     before: Clock
     batches: int
-    held: Held | None = None
+    held: CarriedUses | None = None
     returned: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     world: int = 1
     over: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -285,13 +285,16 @@ class Leg:
             cut = compact_integers.decode_ascending(saved["cut"], 0, places, end).tolist()
             tokens = [check_integer(count, 1) for count in saved["offsets"]]
             offsets = dict(zip(cut, tokens, strict=True))
+        held = None
+        if "held" in saved:
+            held = CarriedUses.from_json(saved["held"], world, places, end, most)
         fresh, uses, steps = (check_integer(n) for n in saved["before"])
         return cls(
             check_integer(saved["begun_by"], 1),
-            Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
+            UnreadRanges(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
             check_integer(saved["batches"]),
-            Held.from_json(saved["held"], world, places, end, most) if "held" in saved else None,
+            held,
             returned,
             world,
             over,
@@ -303,7 +306,7 @@ class Leg:
 class LegOrder:
     """The order of a leg: the numbers of its row, from 0 on."""
 
-    def __init__(self, within: Order, rest: Remainder) -> None:
+    def __init__(self, within: Order, rest: UnreadRanges) -> None:
         self._within, self._rest = within, rest
         self.together = within.together
 

@@ -47,7 +47,7 @@ def key(seed: int, epoch: int, purpose: int, part: int = 0) -> NDArray[np.uint64
     return words.astype(np.uint64, copy=False)
 
 
-class Rekeyed(threading.local):
+class AddressedGenerator(threading.local):
     """One generator for each thread, placed anew for every use.
 
     Placing costs a fraction of making a generator. What ``at`` returns is valid until the
@@ -70,8 +70,8 @@ class Rekeyed(threading.local):
             "uinteger": 0,
         }
 
-    def __reduce__(self) -> tuple[type[Rekeyed], tuple[()]]:
-        return Rekeyed, ()
+    def __reduce__(self) -> tuple[type[AddressedGenerator], tuple[()]]:
+        return AddressedGenerator, ()
 
     def at(self, key: NDArray[np.uint64], ordinal: int, word: int = 0) -> np.random.Generator:
         """Return this thread's generator, placed at ``(key, ordinal, word)``."""
@@ -85,7 +85,7 @@ class Rekeyed(threading.local):
 
 
 def counters(places: Sequence[int], words: Sequence[int] | None) -> NDArray[np.uint64]:
-    """Return where ``Rekeyed.at`` places a generator for each place and word (None: all are 0).
+    """Return where generators begin for each place and word; None: all words are 0.
 
     They are words 1 and 2 of Philox' counter, ``uint64 [places, 2]``.
     """
@@ -96,7 +96,7 @@ def counters(places: Sequence[int], words: Sequence[int] | None) -> NDArray[np.u
     return found
 
 
-class Fractions:
+class UniformAt:
     """A random number in [0, 1) for each step of a key, drawn for many steps at once."""
 
     # Numbers drawn at once: placing a generator costs 0.6 us, which 64 share.
@@ -104,7 +104,7 @@ class Fractions:
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self._key = key
-        self._random = Rekeyed()
+        self._random = AddressedGenerator()
         self._block = -1
         self._drawn: list[float] = []
 
@@ -118,8 +118,8 @@ class Fractions:
 
 
 @functools.cache
-def _shared() -> Rekeyed:
-    return Rekeyed()  # made when it is wanted: NumPy loads its random numbers with it
+def _shared() -> AddressedGenerator:
+    return AddressedGenerator()  # made when it is wanted: NumPy loads its random numbers with it
 
 
 def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import (
+    BalancedDeal,
     Deal,
     HeldDeal,
     LegDeal,
@@ -29,13 +31,11 @@ from stoker.schedule.dealing import (
 )
 from stoker.schedule.leg import Leg, LegOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
-from stoker.schedule.orders.chosen import Candidates, Chosen, ChosenOrder
-from stoker.schedule.orders.drawing import Drawing, DrawnOrder
+from stoker.schedule.orders.drawing import DrawnOrder, OrderFactory
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
-from stoker.schedule.sizing.balanced_deal import BalancedDeal
-from stoker.schedule.sizing.costs import Costs
+from stoker.schedule.orders.subset import EligibleIndices, Subset, SubsetOrder
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Selection:
     between: Cut = Cut()
     last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
-    chosen: Chosen | None = field(default=None, compare=False)
-    drawing: Drawing | None = field(default=None, compare=False)
+    chosen: Subset | None = field(default=None, compare=False)
+    drawing: OrderFactory | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
 
     @property
@@ -150,11 +150,11 @@ class Selection:
         """Return this with a new order every epoch; by blocks with these ends, or as a whole."""
         return replace(self, is_shuffled=True, blocks=blocks)
 
-    def select(self, chosen: Chosen) -> Selection:
+    def select(self, chosen: Subset) -> Selection:
         """Return this for chosen indices, which are within the cut so far."""
         return replace(self, chosen=chosen, first=Cut())
 
-    def draw(self, drawing: Drawing) -> Selection:
+    def draw(self, drawing: OrderFactory) -> Selection:
         """Return this with an order that weights or a function draw every epoch."""
         return replace(self, is_shuffled=True, drawing=drawing)
 
@@ -163,11 +163,11 @@ class Selection:
         """Whether a user's function decides the order of an epoch."""
         return self.drawing is not None and self.drawing.calls_user
 
-    def candidates(self, length: int) -> Candidates:
+    def candidates(self, length: int) -> EligibleIndices:
         """Return the indices of a source of ``length`` that an epoch draws from."""
         count = self._count_chosen(length)
         start = min(self.first.start, count)
-        return Candidates(self.chosen, start, start + self.first.count(count))
+        return EligibleIndices(self.chosen, start, start + self.first.count(count))
 
     def _order_length(self, length: int) -> int:
         """Return the number of places in an order, over all ranks, before ``between``."""
@@ -318,7 +318,7 @@ class Selection:
             whole = self.candidates(length)
             return replace(whole, start=min(whole.start + self.between.start, whole.stop))
         order = self._order_of_places(length, seed, epoch, purpose)
-        return order if self.chosen is None else ChosenOrder(order, self.chosen)
+        return order if self.chosen is None else SubsetOrder(order, self.chosen)
 
     def _order_of_places(self, length: int, seed: int, epoch: int, purpose: int) -> Order:
         """Return the order of an epoch as places among the chosen examples."""

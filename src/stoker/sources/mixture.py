@@ -21,6 +21,7 @@ from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
 from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
+from stoker.schedule.batch_plan import PlannedDeal
 from stoker.schedule.dealing import (
     CountedDeal,
     HeldDeal,
@@ -34,7 +35,6 @@ from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bit
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats

@@ -15,6 +15,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes, format_seconds
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning, CombinationError
+from stoker.frameworks.rank import hosts_of_job
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -375,7 +376,7 @@ class CacheStage(ChainStage):
                     "help: put .cache() after .map())",
                     CacheWarning,
                 )
-        share, hosts = chain.selection.share, resources.hosts_of_job()
+        share, hosts = chain.selection.share, hosts_of_job()
         if share is not None and share.anew and hosts > 1:
             warn(
                 f"{hosts} hosts draw new parts every epoch, so each finds only one in {hosts} of "

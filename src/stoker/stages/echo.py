@@ -7,9 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from stoker.basics import resources
-from stoker.basics.resources import format_bytes, process_group
+from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
+from stoker.frameworks.rank import process_group
 from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
 from stoker.errors import CombinationError
 from stoker.frameworks.queries import framework_mesh
+from stoker.frameworks.rank import own_rank, process_group
+from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Share
-from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with

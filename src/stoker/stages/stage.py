@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.orders.chosen import Chosen
-from stoker.schedule.orders.drawing import Drawing
-from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
+from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.costs import Costs
+from stoker.schedule.orders.drawing import OrderFactory
+from stoker.schedule.orders.subset import Subset
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
@@ -130,9 +130,9 @@ class EnginePlan(Protocol):
     What takes a ``stage`` takes one of the kind that it is named after.
     """
 
-    def select(self, chosen: Chosen) -> None: ...
+    def select(self, chosen: Subset) -> None: ...
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
-    def draw(self, drawing: Drawing) -> None: ...
+    def draw(self, drawing: OrderFactory) -> None: ...
     def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None: ...
     def pad(self, *, fills: bool, mask: str | None) -> None: ...
     def take(self, count: int) -> None: ...

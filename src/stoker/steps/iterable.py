@@ -16,7 +16,7 @@ from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
-from stoker.schedule.rng import Fractions
+from stoker.schedule.rng import UniformAt
 from stoker.schedule.selection import Cut, Selection
 from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import (
@@ -197,7 +197,7 @@ class IterableHead(HeadStream):
         self._size = buffer
         self._tally = tally
         tally.open(HEAD, [source.name])
-        self._fractions = Fractions(key)
+        self._fractions = UniformAt(key)
         self._buffer: list[Item] = []
         self._read = start
         self._outputs = start

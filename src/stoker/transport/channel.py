@@ -1,7 +1,4 @@
-"""Send values to another process of this host: headers in a pipe, arrays in shared memory.
-
-Without memfd, arrays go through the pipe, too.
-"""
+"""Send values to another process of this host: headers in a pipe, arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -44,10 +41,8 @@ class Arena:
         self._own_arrays: list[tuple[NDArray[Any], int]] = []
 
     @classmethod
-    def create(cls) -> Arena | None:
-        """Return a new arena; None if the system has no memfd."""
-        if not hasattr(os, "memfd_create"):
-            return None
+    def create(cls) -> Arena:
+        """Return a new arena."""
         return cls(os.memfd_create("stoker", os.MFD_CLOEXEC))
 
     @property
@@ -133,10 +128,16 @@ class Unloadable(Exception):
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
-    """Send a value; its arrays go through the arena of ``slot``. Raises pickle's errors."""
-    flattener = Flattener() if arena is not None else _InHeader()
-    header = flattener.flatten(value)
-    spans = arena.put(flattener.buffers) if arena is not None else []
+    """Send a value; its arrays go through the arena of ``slot``, or the pipe if that is None.
+
+    Raises pickle's errors.
+    """
+    if arena is None:
+        header, spans = pickle.dumps(value), list[Span]()
+    else:
+        flattener = Flattener()
+        header = flattener.flatten(value)
+        spans = arena.put(flattener.buffers)
     connection.send_bytes(pickle.dumps((slot, spans)))
     connection.send_bytes(header)
 
@@ -153,13 +154,6 @@ def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int
         return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
     except Exception as error:
         raise Unloadable(slot) from error
-
-
-class _InHeader(Flattener):
-    """Keeps all arrays in the header: there is no shared memory."""
-
-    def is_in_header(self, buffer: memoryview) -> bool:
-        return True
 
 
 def _align(size: int) -> int:

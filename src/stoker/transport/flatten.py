@@ -63,10 +63,6 @@ class Flattener:
         """True if a buffer must be pickled in the header, not beside it."""
         return False
 
-    def has_place(self, array: NDArray[Any]) -> bool:
-        """True if a non-contiguous array need not be copied: the receiver maps its memory."""
-        return False
-
     def _keep(self, pickled: pickle.PickleBuffer) -> bool:
         buffer = pickled.raw()
         if self.is_in_header(buffer):
@@ -90,43 +86,23 @@ class Flattener:
             return _tensor, (dtype, *self._parts(array, read_only=False))
 
     def _parts(self, array: NDArray[Any], read_only: bool) -> tuple[Any, ...]:
-        if not (array.flags.forc or self.has_place(array)):
-            array = np.ascontiguousarray(array)
-        span = _Span(array, read_only)
-        buffer = pickle.PickleBuffer(np.asarray(span).data)
+        """Return the arguments of ``_array``. Axes keep their order in memory."""
+        dense = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+        if not dense.flags.c_contiguous:  # there are gaps, or it goes backwards
+            array = dense = np.ascontiguousarray(array)
+        memory = dense.reshape(-1).view(np.uint8)
+        if read_only:
+            memory.flags.writeable = False
         strides = None if array.flags.c_contiguous else array.strides
-        return buffer, array.dtype, array.shape, span.start, strides
+        return pickle.PickleBuffer(memory.data), array.dtype, array.shape, strides
 
 
 class _Pickler(pickle.Pickler):
     reducer_override: Any
 
 
-class _Span:
-    """The bytes from an array's lowest address to its highest; its first element is at ``start``.
-
-    NumPy reads it through ``__array_interface__``, so gaps between the elements are included.
-    """
-
-    def __init__(self, array: NDArray[Any], read_only: bool) -> None:
-        first = array.__array_interface__["data"][0]
-        low, high = first, first + array.nbytes
-        if not array.flags.c_contiguous:
-            low, high = np.lib.array_utils.byte_bounds(array)
-        self.start = first - low
-        self._array = array  # keeps the memory alive as long as the span
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (high - low,),
-            "data": (low, read_only),
-        }
-
-
-def _array(
-    buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, strides: Any
-) -> NDArray[Any]:
-    return np.ndarray(shape, dtype, buffer, start, strides)
+def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: Any) -> NDArray[Any]:
+    return np.ndarray(shape, dtype, buffer, 0, strides)
 
 
 def _void(array: NDArray[Any]) -> Any:

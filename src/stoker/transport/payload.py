@@ -10,7 +10,6 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.transport.flatten import Flattener, aligned_offsets
@@ -122,9 +121,6 @@ class _BlockFlattener(Flattener):
                 "batches to its device"
             )
         return super().reduce(value)
-
-    def has_place(self, array: NDArray[Any]) -> bool:
-        return array.nbytes > _SMALL_BYTES and self._blocks.find(array) is not None
 
     def is_in_header(self, buffer: memoryview) -> bool:
         if buffer.nbytes <= _SMALL_BYTES or len(self.places) >= _MAX_PLACES:

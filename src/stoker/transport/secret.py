@@ -17,7 +17,6 @@ import os
 import secrets
 import ssl
 import stat
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -198,9 +197,7 @@ def _new_context(server: bool) -> ssl.SSLContext:
 
 
 def _nameless_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b")
-    return tempfile.TemporaryFile()
+    return os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b")
 
 
 def host_certificates() -> Certificates | None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics import resources
 from stoker.basics.warn import warn
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.errors import CacheWarning
+from stoker.frameworks.rank import hosts_of_job
 from stoker.sources.origin import IndexedSource
 from stoker.stages.cache import CacheStage, Forecast, ends_caching
 from stoker.stages.functions.operation import Operation
@@ -145,7 +145,7 @@ def _examples_here(chain: Chain) -> int:
     assert isinstance(source, IndexedSource)
     count = min(len(source), source.places(selection))
     share = selection.share
-    hosts = 1 if share is None or share.anew else resources.hosts_of_job()
+    hosts = 1 if share is None or share.anew else hosts_of_job()
     return -(-count // hosts)
 
 

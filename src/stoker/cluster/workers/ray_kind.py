@@ -27,7 +27,7 @@ from stoker.cluster.workers.ray_actor import PURPOSE, ActorPlace, PreparingActor
 from stoker.engine.plan.plan import Plan
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers
-from stoker.engine.workers.tasks import Answer, Request
+from stoker.engine.workers.requests import Answer, Request
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import WorkerDied

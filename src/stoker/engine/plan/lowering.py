@@ -17,11 +17,11 @@ from stoker.engine.plan.points import (
     Part,
 )
 from stoker.engine.plan.segment import Segment
-from stoker.schedule.orders.chosen import Chosen
-from stoker.schedule.orders.drawing import Drawing
+from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.costs import Costs
+from stoker.schedule.orders.drawing import OrderFactory
+from stoker.schedule.orders.subset import Subset
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage
@@ -80,11 +80,11 @@ class Lowering:
         """
         self._selection, self._buffer = self._selection.shuffle(blocks), buffer
 
-    def select(self, chosen: Chosen) -> None:
+    def select(self, chosen: Subset) -> None:
         """Only chosen examples are read; they are within the selection so far."""
         self._selection = self._selection.select(chosen)
 
-    def draw(self, drawing: Drawing) -> None:
+    def draw(self, drawing: OrderFactory) -> None:
         """An order is drawn every epoch, by weights or a function."""
         self._selection = self._selection.draw(drawing)
 

@@ -12,12 +12,12 @@ from typing import Any
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, Part
 from stoker.engine.plan.segment import Segment
+from stoker.schedule.batch_plan import BatchRule, PlannedDeal
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
-from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map

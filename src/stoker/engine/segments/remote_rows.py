@@ -16,7 +16,8 @@ from stoker.basics.signals import pass_on
 from stoker.engine.segments.delivery import Delivery
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
-from stoker.engine.workers.tasks import GivenUp, Request, Task
+from stoker.engine.workers.requests import GivenUp, Request
+from stoker.engine.workers.tasks import Task
 from stoker.stages.batching.builder import Columns, Misfits
 
 

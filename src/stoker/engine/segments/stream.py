@@ -34,8 +34,8 @@ from stoker.engine.segments.amounts import Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.tasks import Task
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.sizing.cuts import PlannedCuts
 
 
 class SegmentStream(PulledStream):

@@ -42,7 +42,7 @@ from stoker.images.image_map import Many
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import EpochTime, time_at
-from stoker.schedule.rng import Rekeyed
+from stoker.schedule.rng import AddressedGenerator
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import Collate
 from stoker.stages.cache import LeftOutBefore, Miss
@@ -84,7 +84,7 @@ class Work:
         if segment.renumbered or segment.batches_in:
             order = None
         self.inputs = InputAddresses(address, source, order, are_batches=segment.batches_in)
-        self._random = Rekeyed()
+        self._random = AddressedGenerator()
         seed, epoch = address.seed, address.epoch
         self._operations = [_prepare(each, seed, epoch) for each in segment.operations]
         self._batch_maps = [_prepare(each, seed, epoch) for each in segment.batch_maps]
@@ -106,7 +106,7 @@ class Work:
     def for_thread(self) -> Work:
         """Return this for one thread, with a generator of its own."""
         twin = copy.copy(self)
-        twin._random, twin._seeds = Rekeyed(), None
+        twin._random, twin._seeds = AddressedGenerator(), None
         return twin
 
     def for_another_process(self) -> Work:

@@ -1,8 +1,17 @@
-"""What the work of a segment costs, by measurements."""
+"""The measured cost of a segment's work, and samples of its workers' time.
+
+Now and then a worker takes the clocks of its thread for a chunk of work (``ThreadTimer``), which
+stands for the chunks before it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from stoker.stats import WorkerTime
 
 # As long as one chunk of a thread: less work than that is not divided further. Threads that gather
 # rows wait for memory that the other ones wrote: below this two took 1.2 to 2.1 times the processor
@@ -10,9 +19,14 @@ import math
 INLINE_BATCH_NS = 1_000_000
 # Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
 IMAGE_ROW_NS = 200_000
-# Pieces of which one costs what later ones do. The first batch of rows that are only copied took 40
+# Pieces until one costs as much as later ones. The first batch of rows that are only copied took 40
 # times as long (bench/echo_overhead.py).
 FIRST_NOTES = 2
+TIMED = slice(-5, -1)
+"""The counters of a segment that hold its samples: rows, and the three times of ``ThreadTimer``."""
+# Work of each thread without a sample: a sample costs 20 to 50 us, so under 0.3 %; and it releases
+# the GIL six times, so the threads together must not take more of them the more they are.
+SAMPLED_NS = 16_000_000
 
 
 class CostEstimate:
@@ -76,3 +90,40 @@ class CostEstimate:
         self.rows += rows
         self.notes += 1
         self.work_ns += work_ns
+
+
+def worker_time(
+    spent: Mapping[int, list[int]], costs: Mapping[int, CostEstimate], sharing: int
+) -> WorkerTime | None:
+    """Return how workers spent their time; None without samples.
+
+    Args:
+        spent: the counters of each segment.
+        costs: the cost of each segment.
+        sharing: how many workers share one GIL.
+    """
+    asleep_ns, are_told_apart = 0.0, True
+    sums = np.zeros(3)
+    for part, counters in spent.items():
+        rows, *times = counters[TIMED]
+        if not rows:
+            continue
+        wall_ns, running_ns, _ = times
+        sums += times
+        blocked_ns = max(0, wall_ns - running_ns)
+        alone_ns = costs[part].asleep_row_ns if part in costs else None  # a new epoch forgets them
+        # If half a processor does all of the work, the GIL is free most of the time.
+        if sharing < 2 or sharing * running_ns < 0.5 * wall_ns:
+            asleep_ns += blocked_ns
+        elif alone_ns is not None:
+            asleep_ns += min(blocked_ns, alone_ns * rows)
+        else:
+            are_told_apart = False
+    wall, running, cpu = sums.tolist()
+    if not wall:
+        return None
+    running = min(wall, running)
+    cpu = min(cpu, running)
+    blocked = wall - running
+    asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
+    return WorkerTime(wall / 1e9, cpu / wall, (running - cpu) / wall, blocked / wall, asleep)

@@ -18,7 +18,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
 if TYPE_CHECKING:
-    from stoker.engine.workers.kept_processes import KeptProcesses
+    from stoker.engine.workers.processes.starting import KeptProcesses
 
 _LOCAL = (None, "thread", "process")
 
@@ -245,7 +245,7 @@ def _made_pool(
         return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
     # These take their time to import.
     from stoker.engine.workers import local_processes
-    from stoker.engine.workers.kept_processes import KeptProcesses
+    from stoker.engine.workers.processes.starting import KeptProcesses
 
     if workers.persistent:
         kept.processes = kept.processes or KeptProcesses()

@@ -1,4 +1,4 @@
-"""Runs requests in a worker outside the training process: fetches, maps and batches.
+"""Requests to workers outside the training process, and their execution: fetch, map and batch.
 
 Worker processes and actors use it. Generators are seeded anew for each call of the user's code, so
 a process does one request at a time.
@@ -10,30 +10,94 @@ import pickle
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.engine.work.failure import SENDING, Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
-from stoker.engine.workers.tasks import Request
 from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames
 from stoker.stages.batching.builder import Builder, Misfits, collated
-from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
 
+if TYPE_CHECKING:
+    from stoker.transport.channel import Arena  # takes its time to import
+
+SLOTS = 2
+"""Requests that a worker process may have at a time: 0.985 of torch with two, 0.83 to 0.90
+with one (bench/results/gil.json)."""
 # Examples that are read together. 20,000 64x64 JPEGs: 1.7 s of a process, one by one 2.1 s. Not
 # more: a worker would hold the raw bytes of a whole batch.
 _AHEAD = 16
 # Raw bytes that a worker holds beside the batch. Chosen, not measured.
 _AHEAD_BYTES = 1 << 20
-
-
-# What two examples are compared by; objects of other classes may have no equality.
+# Leaves by which two examples are compared; objects of other classes may have no equality.
 _COMPARED = (np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
+
+
+class Request(NamedTuple):
+    """A request for rows of a task, sent to a worker process.
+
+    Attributes:
+        depth: the segment's number among the segments on the host.
+        indices, values: the inputs of the rows: indices of examples in the source, or values.
+        places, uses: the addresses of the rows.
+        number: the task's number; ``whole``: whether these are all its rows.
+    """
+
+    depth: int
+    indices: NDArray[np.int64] | None
+    values: list[Any] | None
+    places: Sequence[int]
+    uses: list[int] | None
+    number: int
+    whole: bool
+
+    def part(self, some: slice) -> Request:
+        """Return the request for some of the rows, of a segment without batches."""
+        return self._replace(
+            indices=None if self.indices is None else self.indices[some],
+            values=None if self.values is None else self.values[some],
+            places=self.places[some],
+            uses=None if self.uses is None else self.uses[some],
+        )
+
+
+class Comparison(NamedTuple):
+    """Asks a process whether examples come out the same in two orders."""
+
+    request: Request
+
+
+class Compared(NamedTuple):
+    """Answers a ``Comparison``.
+
+    Attributes:
+        differs: whether the examples differ.
+        seeding_ns: the time in which a process seeds the global generators for one call.
+    """
+
+    differs: bool
+    seeding_ns: int
+
+
+class GilQuestion(NamedTuple):
+    """Asks a process which share of the time of its requests left the GIL to other threads.
+
+    The first question has it measure from then on; the second one is answered.
+    """
+
+
+class GivenUp(Exception):
+    """A worker process was ended, because it was stuck in an example, and another is there."""
+
+
+Answer = tuple[Any, list[int]]
+"""A remote worker's answer to a request: values, and the counters of its segment."""
 
 
 class WorkExecutor:
@@ -109,7 +173,7 @@ class WorkExecutor:
                 for one, other in pairs
                 for leaves in [[*pytree.leaves(one), *pytree.leaves(other)]]
             )
-        except Exception:  # whoever makes it for good is told
+        except Exception:  # it is raised when the example is made for good
             return False
 
     def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:

@@ -1,17 +1,27 @@
-"""Tasks: groups of rows that workers compute, and what remote workers are asked for them."""
+"""Tasks: groups of rows that workers compute, and which of their rows are claimed next.
+
+A task becomes ready when the tasks that it needs are done. Downstream tasks go first, so that the
+work nearest to the consumer is finished first. Rows are claimed in chunks of about a millisecond of
+measured work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-SLOTS = 2
-"""Requests that a worker process may have at a time: 0.985 of torch with two, 0.83 to 0.90
-with one (bench/results/gil.json)."""
+# Long beside the tens of us that a claim costs, short beside a batch that several threads share.
+# Chosen, not measured.
+CHUNK_NS = 1_000_000
+# The work of a chunk that does without the GIL: its few waits for the GIL are shared by as many
+# rows. Beside a GPU and 14 threads, 18 photographs a chunk brought 1.39 times the examples of 8
+# (bench/gpu.py).
+_FREE_CHUNK_NS = 50_000_000
+# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy, 0.4 ms of processor
+# time beside one of torch's batches at 0.1 (bench/users_code.py). A chunk also ends an epoch alone.
+PROCESS_CHUNK_NS = 50_000_000
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -52,62 +62,72 @@ class Task:
     kept: list[Any] = field(default_factory=list)
 
 
-class Request(NamedTuple):
-    """A request for rows of a task, sent to a worker process.
+class TaskQueue:
+    """Tasks that are ready, and those that wait for others.
 
-    Attributes:
-        depth: the segment's number among the segments on the host.
-        indices, values: the inputs of the rows: indices of examples in the source, or values.
-        places, uses: the addresses of the rows.
-        number: the task's number; ``whole``: whether these are all its rows.
+    Called under the worker pool's lock, but for ``next_rows`` of the only thread.
+
+    Args:
+        depths: the number of segments.
+        target_ns: the work of a chunk that is sent to a process.
     """
 
-    depth: int
-    indices: NDArray[np.int64] | None
-    values: list[Any] | None
-    places: Sequence[int]
-    uses: list[int] | None
-    number: int
-    whole: bool
+    def __init__(self, depths: int, target_ns: int) -> None:
+        self._target_ns = target_ns
+        self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
+        self._is_closed = False
 
-    def part(self, some: slice) -> Request:
-        """Return the request for some of the rows, of a segment without batches."""
-        return self._replace(
-            indices=None if self.indices is None else self.indices[some],
-            values=None if self.values is None else self.values[some],
-            places=self.places[some],
-            uses=None if self.uses is None else self.uses[some],
-        )
+    def close(self) -> None:
+        """Drop all tasks; later ones never become ready."""
+        self._is_closed = True
+        for queue in self._ready:
+            queue.clear()
 
+    def add(self, task: Task, needs: Iterable[Task]) -> bool:
+        """Add a task; return whether it is ready: all tasks of ``needs`` are done."""
+        for need in needs:
+            if not need.done:
+                if need.waiting is None:
+                    need.waiting = []
+                need.waiting.append(task)
+                task.pending += 1
+        return self._is_ready(task)
 
-class Comparison(NamedTuple):
-    """Asks a process whether examples come out the same in two orders."""
+    def settle(self, task: Task) -> list[Task]:
+        """Return the tasks that are ready now that this one is done."""
+        waiting, task.waiting = task.waiting or [], None
+        for waiter in waiting:
+            waiter.pending -= 1
+        return [waiter for waiter in waiting if self._is_ready(waiter)]
 
-    request: Request
+    def _is_ready(self, task: Task) -> bool:
+        if task.pending or self._is_closed:
+            return False
+        self._ready[task.runner.depth].append(task)
+        return True
 
+    def claim(self, active: int, depth: int = 0) -> tuple[Task, range] | None:
+        """Claim rows of a task of at least this depth; ``active`` threads take part."""
+        for queue in reversed(self._ready[depth:]):
+            if queue:
+                task = queue[0]
+                rows = self.next_rows(task, active)
+                if rows.stop == task.rows:
+                    queue.popleft()
+                return task, rows
+        return None
 
-class Compared(NamedTuple):
-    """Answers a ``Comparison``.
-
-    Attributes:
-        differs: whether the examples differ.
-        seeding_ns: what it takes in a process to seed the global generators for one call.
-    """
-
-    differs: bool
-    seeding_ns: int
-
-
-class GilQuestion(NamedTuple):
-    """Asks a process which share of the time of its requests left the GIL to other threads.
-
-    The first question has it measure from then on; the second one is answered.
-    """
-
-
-class GivenUp(Exception):
-    """A worker process was ended, because it was stuck in an example, and another is there."""
-
-
-Answer = tuple[Any, list[int]]
-"""A remote worker's answer to a request: values, and the counters of its segment."""
+    def next_rows(self, task: Task, active: int) -> range:
+        """Claim the next rows of a task."""
+        start, cost = task.claimed, task.runner.cost
+        target_ns = self._target_ns if task.runner.is_sent else CHUNK_NS
+        rows = task.rows if cost.whole else cost.chunk(target_ns)
+        if cost.releases_gil:
+            # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
+            # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
+            # A thread that ends its share of a batch goes on with the next one.
+            rows = max(rows, min(task.rows // max(1, active), cost.chunk(_FREE_CHUNK_NS)))
+        # A short rest goes with it: an image of 32 x 32 takes a tenth less time.
+        left = task.rows - start
+        task.claimed = stop = start + (rows if left > rows + rows // 2 else left)
+        return range(start, stop)

@@ -21,19 +21,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
-from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
-from stoker.engine.workers.tasks import SLOTS, Task
+from stoker.engine.workers.cost import INLINE_BATCH_NS, SAMPLED_NS, TIMED, CostEstimate
+from stoker.engine.workers.requests import SLOTS
+from stoker.engine.workers.tasks import CHUNK_NS, PROCESS_CHUNK_NS, Task, TaskQueue
 from stoker.engine.workers.tuning import Autotuner
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ProcessTrial, ThreadTrial
+
+if TYPE_CHECKING:
+    from stoker.engine.workers.first_process import FirstProcess  # takes its time to import
 
 # Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
 MOST_SLEEPING = 64
@@ -65,46 +67,6 @@ def is_worker() -> bool:
     return threading.current_thread().name.startswith(WORKER_NAME)
 
 
-class FirstWorker(Protocol):
-    """A worker process that makes all batches until it is known what they cost."""
-
-    @property
-    def slot(self) -> Any:
-        """What runs requests."""
-        ...
-
-    def note(
-        self,
-        depth: int,
-        cost: CostEstimate,
-        rows: int,
-        work_ns: int,
-        handing_ns: int,
-        spent: list[int],
-    ) -> None:
-        """Add a request: its rows, their time there, this thread's for them, its counters."""
-        ...
-
-    def is_costly(self) -> bool | None:
-        """Whether the work is worth processes; None while that is not known."""
-        ...
-
-    def start_all(self) -> list[Any]:
-        """Start the other processes; return what runs requests in all of them."""
-        ...
-
-    def stay_inline(self) -> Callable[[], None] | None:
-        """End the process, and keep the work inline for the pipeline's life.
-
-        Return what tells the user why, if the work is costly; None if there is nothing to tell.
-        """
-        ...
-
-    def end(self) -> None:
-        """End the process: the run is over."""
-        ...
-
-
 class WorkerPool:
     """The workers of one run.
 
@@ -117,11 +79,11 @@ class WorkerPool:
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
         rest: keeps idle worker processes for another epoch; False if they cannot stay.
-        first: a first worker process, which makes batches alone until it is known what they cost.
+        first: a first worker process, which makes batches alone until their cost is known.
         stays_inline: whether the consumer does everything, whatever it costs.
 
     Attributes:
-        one_at_a_time: held while a thread does what no remote worker is left for.
+        one_at_a_time: held while a thread works in place of a remote worker, as none is left.
         tells_of_cost: tells the user that work that stays inline is costly; None if there is no
             need to.
         is_whole: whether the consumer has all outputs of its epoch.
@@ -138,7 +100,7 @@ class WorkerPool:
         threads_each: int | None = None,
         grows: bool = False,
         rest: Callable[[list[Any]], bool] | None = None,
-        first: FirstWorker | None = None,
+        first: FirstProcess | None = None,
         stays_inline: bool = False,
     ) -> None:
         self.tells_of_cost: Callable[[], None] | None = None
@@ -237,7 +199,7 @@ class WorkerPool:
 
     @property
     def is_trying(self) -> bool:
-        """Whether a first worker process makes all batches, until it is known what they cost."""
+        """Whether a first worker process makes all batches, until their cost is known."""
         return self._first is not None
 
     def submit(self, task: Task, needs: Iterable[Task] = ()) -> None:
@@ -326,7 +288,7 @@ class WorkerPool:
     def _do_here(self, task: Task, rows: range) -> bool:
         """Have the consumer, which calls this, do rows, or the first worker process for it."""
         first = self._first
-        is_done = self._do(task, rows, None if first is None else first.slot)
+        is_done = self._do(task, rows, first)
         if first is not None and (is_costly := first.is_costly()) is not None:
             if is_costly:
                 self._start_processes(first)
@@ -334,7 +296,7 @@ class WorkerPool:
                 self._first, self.tells_of_cost = None, first.stay_inline()
         return is_done
 
-    def _start_processes(self, first: FirstWorker) -> None:
+    def _start_processes(self, first: FirstProcess) -> None:
         """Have all processes take part, which this starts before any thread."""
         self._first = None
         self._remotes = first.start_all()
@@ -358,7 +320,7 @@ class WorkerPool:
                 warn(message)
 
     def wake_consumer(self) -> None:
-        """Have the consumer look at what there is, if it waits; call with the lock held."""
+        """Wake the consumer, if it waits; call with the lock held."""
         self._progress.notify_all()
 
     @property
@@ -399,7 +361,7 @@ class WorkerPool:
         self._join(_JOIN_S)
         for remote in remotes:
             remote.close()
-        self._chore = self._tuning = None  # both refer to what holds this pool
+        self._chore = self._tuning = None  # both refer to the owner of this pool
         self._broken = None  # its traceback holds all that ran
 
     def _come_to_rest(self, remotes: list[Any]) -> bool:
@@ -508,7 +470,7 @@ class WorkerPool:
             self.watch.end()
         timed = timer.read_ns() if timer is not None else None
         busy = 0 if timed is None else timed[1]
-        wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
+        wall = time.perf_counter_ns() - began  # reading a clock releases the GIL, and waits for it
         work_ns = wall
         if remote is not None and runner.is_sent:
             work_ns = sum(spent[: runner.work.stages])  # without the way, and the wait for a turn

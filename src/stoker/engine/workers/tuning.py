@@ -150,7 +150,7 @@ class Timed:
         return sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
 
     def inline_ns(self) -> float:
-        """Return what a batch cost the consumer, 0 if it never made one.
+        """Return the cost of a batch for the consumer, 0 if it never made one.
 
         The first rows may have cost more (files were opened, caches were empty), so it counts at
         most as the work of a thread alone.
@@ -161,7 +161,7 @@ class Timed:
     def is_behind(self, own_ns: float) -> bool:
         """Whether batches came later than if the consumer made them itself.
 
-        ``own_ns`` is what it needed for other things between two batches, when it did.
+        ``own_ns`` is its time for other things between two batches, when it did.
         """
         inline_ns, work_ns = self.inline_ns(), self.work_ns
         if not 0 < inline_ns < INLINE_BATCH_NS:
@@ -301,7 +301,7 @@ class Autotuner:
             rows: the number of rows.
             wall: their time, in nanoseconds.
             busy: in a trial, the time in which the thread had a processor or waited for one.
-            timed: what was being timed when the rows were begun.
+            timed: the measurement under way when the rows were begun.
             waited: the time that the consumer has waited so far.
         """
         if self.active == 0:

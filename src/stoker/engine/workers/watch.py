@@ -4,7 +4,7 @@ A thread looks at each worker's ``Spot`` now and then. The consumer warns of a s
 example that takes longer than ``WARNED_FRACTION`` of the timeout. After the timeout:
 
 - A process is ended, and another takes its place. The example becomes a failure as if the stage had
-  raised TimeoutError, so that skip budgets apply. What else the process had to do is done again.
+  raised TimeoutError, so that skip budgets apply. The rest of its work is done again.
 - A thread cannot be ended, so the run fails with that error.
 
 Threads do their rows one by one, so that it is known which one is stuck. Time is counted in looks:
@@ -13,8 +13,6 @@ while this whole process is stopped, no time passes.
 
 from __future__ import annotations
 
-import linecache
-import re
 import sys
 import threading
 import traceback
@@ -56,7 +54,7 @@ class WatchedPool(Protocol):
 
 
 class Job:
-    """What one worker thread has claimed, and where it is.
+    """The rows that a worker thread has claimed, and its position in them.
 
     Attributes:
         verdict: the row on which a process was ended, and the row's failure.
@@ -116,7 +114,7 @@ class Watch:
 
     Attributes:
         replaced: how many processes were ended.
-        warnings: what the consumer is to warn of.
+        warnings: of these the consumer warns.
     """
 
     def __init__(self, pool: WatchedPool, timeout_ns: int) -> None:
@@ -150,7 +148,7 @@ class Watch:
         self._pool = None  # it refers to this
 
     def begin(self, task: Any, rows: range, remote: Any) -> Job:
-        """Watch what the calling worker thread does next."""
+        """Watch the next work of the calling worker thread."""
         if remote is None and HERE.spot is None:
             HERE.spot = Spot([0] * CELLS)
         spot = HERE.spot if remote is None else remote.spot
@@ -240,20 +238,3 @@ def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:
     users = frames[own[-1] + 1 :] if own else frames
     shown = users if any(not is_inside_library(each.filename) for each in users) else frames
     return "".join(traceback.format_list(shown[-_FRAMES:])).rstrip()
-
-
-_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
-
-
-def read_dump(text: str) -> list[traceback.FrameSummary]:
-    """Return the frames of a stack that ``faulthandler`` wrote, the innermost last."""
-    frames = [
-        traceback.FrameSummary(
-            each["file"],
-            int(each["line"]),
-            each["name"],
-            line=linecache.getline(each["file"], int(each["line"])).strip(),
-        )
-        for each in _FRAME.finditer(text)
-    ]
-    return frames[::-1]

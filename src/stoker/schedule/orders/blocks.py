@@ -54,7 +54,7 @@ class BlockOrder:
         for number in range(WINDOW):
             windows += np.roll(_cut(self._sizes, number + 1) - _cut(self._sizes, number), number)
         self._numbering = Numbering(windows)
-        self._random = rng.Rekeyed()
+        self._random = rng.AddressedGenerator()
         self._windows: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._lock = threading.Lock()
 

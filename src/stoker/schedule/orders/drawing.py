@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from stoker.basics.signals import pass_on
 from stoker.errors import StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.chosen import Candidates
 from stoker.schedule.orders.order import Order, Places, as_array
+from stoker.schedule.orders.plain import ListedOrder
+from stoker.schedule.orders.subset import EligibleIndices
 
 # Numbers that are checked at once, of a list: 8 MB. Chosen, not measured.
 _CHECKED_AT_ONCE = 1 << 20
@@ -34,7 +35,7 @@ class DrawnOrder(Order, Protocol):
     digest: str
 
 
-class Drawing(Protocol):
+class OrderFactory(Protocol):
     """Draws the order of an epoch. Any thread may ask.
 
     Attributes:
@@ -49,7 +50,7 @@ class Drawing(Protocol):
         ...
 
     def order(
-        self, candidates: Candidates, length: int, seed: int, epoch: int, purpose: int
+        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
         """Return the order of an epoch.
 
@@ -76,7 +77,7 @@ def by_user(stage: str) -> Iterator[None]:
 
 
 class OwnDrawing:
-    """Has a user's function say the order of each epoch: a ``Drawing``.
+    """Has a user's function say the order of each epoch: a ``OrderFactory``.
 
     Args:
         fn: called as ``fn(epoch, rng)``.
@@ -98,7 +99,7 @@ class OwnDrawing:
         return candidates if self._length is None else self._length
 
     def order(
-        self, candidates: Candidates, length: int, seed: int, epoch: int, purpose: int
+        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
         key, count = rng.key(seed, epoch, purpose), self.count(len(candidates))
         with by_user(self._name):
@@ -118,13 +119,16 @@ class OwnDrawing:
             checks = _Checks(candidates, length)
             if is_lazy:
                 return LazyOrder(made, checks, self._name)
-            return ListedOrder(numbers, checks)
+            for start in range(0, max(1, len(numbers)), _CHECKED_AT_ONCE):
+                checks.check(numbers[start : start + _CHECKED_AT_ONCE])
+            kept = numbers.astype(checks.kind)  # a copy: it may be written to in the epoch
+            return ListedOrder(kept, _digest(kept))
 
 
 class _Checks:
     """Checks numbers that a user's function has returned."""
 
-    def __init__(self, candidates: Candidates, length: int) -> None:
+    def __init__(self, candidates: EligibleIndices, length: int) -> None:
         self._candidates, self._length = candidates, length
 
     def check(self, numbers: Any) -> None:
@@ -152,27 +156,6 @@ class _Checks:
     def kind(self) -> type[np.integer[Any]]:
         """The type of numbers that are kept."""
         return np.uint32 if self._length <= 1 << 32 else np.int64
-
-
-class ListedOrder:
-    """An order by a list: 4 bytes a place."""
-
-    together = 0
-
-    def __init__(self, numbers: NDArray[Any], checks: _Checks) -> None:
-        for start in range(0, max(1, len(numbers)), _CHECKED_AT_ONCE):
-            checks.check(numbers[start : start + _CHECKED_AT_ONCE])
-        self._numbers = numbers.astype(checks.kind)  # a copy: it may be written to in the epoch
-        self.digest = _digest(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def at(self, places: Places) -> NDArray[np.int64]:
-        if isinstance(places, range):
-            stop = max(places.start, places.stop)
-            return self._numbers[places.start : stop : places.step].astype(np.int64)
-        return self._numbers[places].astype(np.int64)
 
 
 class LazyOrder:

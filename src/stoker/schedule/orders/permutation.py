@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.orders.order import Order, Places, as_array
-from stoker.schedule.orders.plain import AsItLies
+from stoker.schedule.orders.plain import AsItLies, ListedOrder
 
 TRUE_PERMUTATION_LIMIT = 1 << 20
 """Up to this many examples an epoch is shuffled by a true permutation, which takes 8 MB."""
@@ -19,25 +19,9 @@ def permutation(length: int, key: NDArray[np.uint64] | None) -> Order:
     """Return a permutation by a key; without one, examples as they lie."""
     if key is None:
         return AsItLies(length)
-    return Permutation(length, key) if length <= TRUE_PERMUTATION_LIMIT else Feistel(length, key)
-
-
-class Permutation:
-    """A permutation in memory, 8 bytes an example."""
-
-    together = 0
-
-    def __init__(self, length: int, key: NDArray[np.uint64]) -> None:
-        generator = np.random.Generator(np.random.Philox(key=key))
-        self._numbers: NDArray[np.int64] = generator.permutation(length)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def at(self, places: Places) -> NDArray[np.int64]:
-        if isinstance(places, range):
-            return self._numbers[places.start : max(places.start, places.stop) : places.step]
-        return self._numbers[places]
+    if length > TRUE_PERMUTATION_LIMIT:
+        return Feistel(length, key)
+    return ListedOrder(np.random.Generator(np.random.Philox(key=key)).permutation(length))
 
 
 class Feistel:

@@ -1,4 +1,4 @@
-"""Orders that need no memory: as the examples lie, cut, or repeated at the end."""
+"""Plain orders: by a list, as the examples lie, cut, or repeated at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
+
+
+class ListedOrder:
+    """An order by a list.
+
+    Args:
+        numbers: at each place; not copied.
+        digest: tells a drawn order from others, ``DrawnOrder``.
+    """
+
+    together = 0
+
+    def __init__(self, numbers: NDArray[np.integer], digest: str = "") -> None:
+        self._numbers, self.digest = numbers, digest
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        if isinstance(places, range):
+            stop = max(places.start, places.stop)
+            return self._numbers[places.start : stop : places.step].astype(np.int64, copy=False)
+        return self._numbers[places].astype(np.int64, copy=False)
 
 
 class AsItLies:

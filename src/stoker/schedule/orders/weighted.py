@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
-from stoker.schedule.orders.chosen import Candidates
 from stoker.schedule.orders.drawing import DrawnOrder, by_user
 from stoker.schedule.orders.order import Places
 from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.subset import EligibleIndices
 
 # Neighbours whose weights are summed: 8 bytes for each block, and a place looks at all of one. With
 # 4,096 a place takes 129 us; with 64, 1.7 us.
@@ -47,7 +47,7 @@ class Weights:
     Raises ValueError for other weights than finite numbers from 0, or without one above.
     """
 
-    def __init__(self, values: NDArray[Any], candidates: Candidates) -> None:
+    def __init__(self, values: NDArray[Any], candidates: EligibleIndices) -> None:
         self._values, self._candidates = values, candidates
         self._has_all = candidates.chosen is None and len(candidates) == len(values)
         blocks = -(-len(values) // _BLOCK)
@@ -131,7 +131,7 @@ class WeightedOrder:
     def __init__(self, weights: Weights, count: int, key: NDArray[np.uint64]) -> None:
         self._weights, self._count = weights, count
         self._points = permutation(count, key)
-        begin = rng.Rekeyed().at(key, 0, 1).random()  # word 0 draws the permutation
+        begin = rng.AddressedGenerator().at(key, 0, 1).random()  # word 0 draws the permutation
         self._begin = _MARGIN + begin * (1 - 2 * _MARGIN)
         self._step = weights.total / max(1, count)
         self.digest = weights.digest
@@ -147,7 +147,7 @@ class WeightedOrder:
 
 
 class WeightedDrawing:
-    """Draws epochs by weights: a ``Drawing``.
+    """Draws epochs by weights: a ``OrderFactory``.
 
     Args:
         weights: of the source's examples, or a function of the epoch that returns them.
@@ -165,7 +165,7 @@ class WeightedDrawing:
         return candidates if self._num_samples is None else self._num_samples
 
     def order(
-        self, candidates: Candidates, length: int, seed: int, epoch: int, purpose: int
+        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
         weights, count = self._weights, self.count(len(candidates))
         if not isinstance(weights, Weights):

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule.factor import EvenUses
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
-from stoker.schedule.rng import Fractions, Rekeyed
+from stoker.schedule.rng import AddressedGenerator, UniformAt
 
 # The first slots, if the number of items is unknown: some tens of KB, and more as they fill.
 _FEW = 1024
@@ -100,7 +100,7 @@ class Pool:
         self.group = group
         self.items = items
         self._key = key
-        self._random = Rekeyed()
+        self._random = AddressedGenerator()
         # An item has a slot. Arrays of one dimension: NumPy gathers from them ten times as fast.
         self._slots = 0
         self._ordinal = np.zeros(0, np.int64)
@@ -114,7 +114,7 @@ class Pool:
         self._count_before = 0
         self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
         self._holes: Any = _NO_SLOTS
-        self._fractions = Fractions(key)
+        self._fractions = UniformAt(key)
         self._previous: int | None = None  # the slot of the last draw of one; -1: its item has left
         self._snapshot_steps = snapshot_steps(size, group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
-from stoker.schedule.sizing.batch_plan import BatchRule
-from stoker.schedule.sizing.costs import Costs
+from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stoker.basics.generators import SeededGenerator, generator_of, kind_of_generators
-from stoker.schedule.rng import Rekeyed
+from stoker.schedule.rng import AddressedGenerator
 
 # Items of larger containers are looked at together, and have no numbers in paths.
 _ONE_BY_ONE = 64
@@ -198,7 +198,7 @@ def _connections() -> tuple[type, ...]:
 def _may_hold(kind: type) -> bool:
     """Return whether objects of a type may hold others that can be found, or are generators."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if issubclass(kind, (types.ModuleType, os.PathLike, Rekeyed)):
+    if issubclass(kind, (types.ModuleType, os.PathLike, AddressedGenerator)):
         return False
     if tensor is not None and issubclass(kind, tensor):
         return False

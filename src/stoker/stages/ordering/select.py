@@ -14,8 +14,8 @@ from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.errors import CombinationError, StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.chosen import Candidates, Chosen
 from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
@@ -38,13 +38,13 @@ class Select(ChainStage):
     """
 
     which: Any = field(default=None, compare=False, repr=False)
-    chosen: Chosen | None = field(default=None, compare=False, repr=False)
+    chosen: Subset | None = field(default=None, compare=False, repr=False)
     length: int = 0
     digest: str = ""
     traits = Traits(selects=True, keeps_fields=True)
 
     @staticmethod
-    def of_chosen(chosen: Chosen, length: int) -> Select:
+    def of_chosen(chosen: Subset, length: int) -> Select:
         """Return the stage that leaves a set of what comes before it."""
         return Select(None, chosen, length, chosen.digest)
 
@@ -107,7 +107,7 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     return source
 
 
-def _chosen(which: Any, source: IndexedSource, candidates: Candidates) -> Chosen:
+def _chosen(which: Any, source: IndexedSource, candidates: EligibleIndices) -> Subset:
     """Return which candidates are meant. Raises TypeError or ValueError for what says none."""
     length = len(source)
     if callable(which):
@@ -116,7 +116,7 @@ def _chosen(which: Any, source: IndexedSource, candidates: Candidates) -> Chosen
                 f".select() calls fn(number, name), which {unfit} does not take: give it two "
                 "parameters"
             )
-        return Chosen(_by_function(which, source, candidates), length)
+        return Subset(_by_function(which, source, candidates), length)
     given: NDArray[Any] = np.asarray(which)
     if given.ndim != 1 or (given.dtype.kind not in "iub" and len(given)):
         raise TypeError(
@@ -129,7 +129,7 @@ def _chosen(which: Any, source: IndexedSource, candidates: Candidates) -> Chosen
                 f".select(): the mask has {len(given):,} entries, and the source has {length:,} "
                 "examples: give one for each, by its number in the source"
             )
-        return Chosen.of_mask(_within(given, candidates))
+        return Subset.of_mask(_within(given, candidates))
     numbers = np.sort(given).astype(np.int64, copy=False)
     for number in numbers[[0, -1]].tolist() if len(numbers) else []:
         if not 0 <= number < length:
@@ -143,10 +143,10 @@ def _chosen(which: Any, source: IndexedSource, candidates: Candidates) -> Chosen
             f".select() takes each example once, and {int(numbers[twice[0]])} is given twice: "
             ".order(fn) repeats examples"
         )
-    return Chosen(numbers[candidates.has(numbers)], length)
+    return Subset(numbers[candidates.has(numbers)], length)
 
 
-def _within(mask: NDArray[np.bool_], candidates: Candidates) -> NDArray[np.bool_]:
+def _within(mask: NDArray[np.bool_], candidates: EligibleIndices) -> NDArray[np.bool_]:
     """Return a mask without what is no candidate."""
     if len(candidates) == len(mask):
         return mask
@@ -158,7 +158,7 @@ def _within(mask: NDArray[np.bool_], candidates: Candidates) -> NDArray[np.bool_
 
 
 def _by_function(
-    fn: Callable[[int, str], Any], source: IndexedSource, candidates: Candidates
+    fn: Callable[[int, str], Any], source: IndexedSource, candidates: EligibleIndices
 ) -> NDArray[np.int64]:
     """Return the candidates for which a function of number and name is true."""
     positions: list[int] = []
@@ -215,7 +215,7 @@ def parts_of(
         part_of[candidates.at(mixed.at(some))] = parts[some.start : some.stop]
     stages = []
     for part, share in enumerate(shares):
-        chosen = Chosen.of_mask(part_of == part)
+        chosen = Subset.of_mask(part_of == part)
         if not len(chosen):
             raise ValueError(
                 f".split(): part {part + 1} of {len(shares)}, {share:.3g} of {count:,} examples, "

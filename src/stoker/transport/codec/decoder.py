@@ -18,19 +18,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.transport.codec.classes import find_class, make_namedtuple
-from stoker.transport.codec.dtypes import (
-    NUMPY_DTYPES,
-    TENSOR_DTYPES,
-    check_code_points,
-    parse_dtype,
-)
 from stoker.transport.codec.record import (
     BYTES_HEAD,
     LEFT_OUT,
     LENGTHS,
     MAX_DEPTH,
     MAX_EMPTY_ELEMENTS,
+    NUMPY_DTYPES,
+    TENSOR_DTYPES,
+    check_code_points,
+    find_class,
+    make_namedtuple,
+    parse_dtype,
 )
 from stoker.transport.flatten import ALIGNMENT
 

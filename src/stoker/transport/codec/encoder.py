@@ -10,18 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.transport.codec.classes import find_class
-from stoker.transport.codec.dtypes import NUMPY_DTYPES, TENSOR_DTYPES, describe_dtype, is_restorable
-from stoker.transport.codec.padding import without_padding
 from stoker.transport.codec.record import (
     BYTES_HEAD,
     LEFT_OUT,
     LENGTHS,
     MAX_DEPTH,
     MAX_EMPTY_ELEMENTS,
+    NUMPY_DTYPES,
+    TENSOR_DTYPES,
+    describe_dtype,
+    find_class,
+    is_restorable,
 )
 from stoker.transport.flatten import ALIGNMENT
 
+# An x87 long double has 63 bits of mantissa: 10 bytes of data, padded to 12 or 16.
+_LONGDOUBLE_IS_PADDED = np.finfo(np.longdouble).nmant == 63
+# Sign and exponent take two bytes of an x87 long double, the mantissa eight.
+_LONGDOUBLE_BYTES = 10
 _PLAIN = (type(None), bool, float, str)
 _ZEROS = bytes(ALIGNMENT)
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,9 +88,9 @@ class _Writer:
             value.itemsize or value.size <= MAX_EMPTY_ELEMENTS
         )
         if has_bounded_size and is_restorable(value.dtype):
-            return ["array", describe_dtype(value.dtype), *self._array(without_padding(value))]
+            return ["array", describe_dtype(value.dtype), *self._array(_without_padding(value))]
         if isinstance(value, np.generic) and is_restorable(value.dtype):
-            self._add_content(without_padding(np.asarray(value)).tobytes())
+            self._add_content(_without_padding(np.asarray(value)).tobytes())
             return ["scalar", describe_dtype(value.dtype)]
         if kind is int:
             self._numbers.append(f"{value:x}")
@@ -176,3 +182,39 @@ def _is_plain_tensor(tensor: Any) -> bool:
     has_known_dtype = str(tensor.dtype).removeprefix("torch.") in TENSOR_DTYPES
     is_dense_on_cpu = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return type(tensor) is torch.Tensor and is_dense_on_cpu and has_known_dtype
+
+
+def _without_padding(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array with zeroed padding: padding may hold old memory of this process."""
+    if not _has_padding(array.dtype):
+        return array
+    clean = np.zeros(array.shape, array.dtype)
+    _copy_without_padding(clean, array)
+    return clean
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.names is None:
+        return _LONGDOUBLE_IS_PADDED and dtype.char in "gG"
+    fields = [dtype[name] for name in dtype.names]
+    return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
+
+
+def _copy_without_padding(out: NDArray[Any], array: NDArray[Any]) -> None:
+    """Copy an array's numbers, but not the padding between them."""
+    for name in array.dtype.names or ():
+        _copy_without_padding(out[name], array[name])
+    if array.dtype.names is None:
+        if _has_padding(array.dtype):
+            array = array.copy()
+            size = np.dtype(np.longdouble).itemsize
+            parts = array.reshape(-1).view(np.uint8).reshape(-1, size)
+            parts[
+                :,
+                slice(_LONGDOUBLE_BYTES, size)
+                if array.dtype.isnative
+                else slice(size - _LONGDOUBLE_BYTES),
+            ] = 0
+        out[...] = array

@@ -1,8 +1,10 @@
-"""What a worker process does: it answers requests, one at a time, until its parent ends it."""
+"""A worker process: it answers requests, one at a time, until its parent ends it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 import sys
 import time
@@ -17,24 +19,28 @@ from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
-from stoker.engine.workers.processes.descriptors import reopen_descriptors
+from stoker.engine.workers.cost import SAMPLED_NS, TIMED
 from stoker.engine.workers.processes.gil_probe import GilProbe
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.requests import WorkExecutor, unloadable
-from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.tasks import Compared, Comparison, GilQuestion
+from stoker.engine.workers.requests import (
+    Compared,
+    Comparison,
+    GilQuestion,
+    WorkExecutor,
+    unloadable,
+)
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
-# Requests that are all sampled, as they decide whether the work is costly: what other programs take
-# of a processor is left out. A sample costs 20 to 50 us.
+# Requests that are all sampled, as they decide whether the work is costly: the time in which other
+# programs have the processor is left out. A sample costs 20 to 50 us.
 _TRIAL_REQUESTS = 16
 NO_DESCRIPTORS = 71
 """The exit code of a process that lacked file descriptors: EX_OSERR of sysexits.h."""
 
 
 class Epoch(NamedTuple):
-    """Tells a process that another epoch begins, and what of it there is to do, by depth."""
+    """Tells a process that another epoch begins, with the addresses of its works, by depth."""
 
     addresses: list[WorkAddress]
 
@@ -46,7 +52,7 @@ class Rest(NamedTuple):
 def serve(
     connection: Connection,
     not_ours: list[Connection],
-    slots: list[tuple[str | None, str | None]],
+    slots: list[tuple[str, str]],
     works: list[Work],
     parent: int,
     places: Mapping[int, int],
@@ -63,13 +69,13 @@ def serve(
         parent: the training process.
         places: the parent's files open for reading, inherited by a fork.
         by_main_thread: whether the parent's main thread started this process.
-        signs: where it writes what it is at; None if nobody watches it.
+        signs: where it shows its state; None if nobody watches it.
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    reopen_descriptors(places)
+    _reopen(places)
     end_with(parent, by_main_thread)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles what its group is sent
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles signals to its group
         signal.signal(number, signal.SIG_IGN)
     if "torch" in sys.modules:
         # Workers share the cores, so torch's threads in each of them would wait for one another.
@@ -84,12 +90,26 @@ def serve(
         sys.exit(NO_DESCRIPTORS)
 
 
-def _serve(
-    connection: Connection, slots: list[tuple[str | None, str | None]], works: list[Work]
-) -> None:
+def _reopen(places: Mapping[int, int]) -> None:
+    """Reopen files that a fork inherits, each under its number and at its position.
+
+    The user's objects hold the same numbers, so they need no change. A file that cannot be
+    reopened (for instance, its owner has changed) stays as it is.
+    """
+    for number, place in places.items():
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_CREAT
+            opened = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            try:
+                os.lseek(opened, place, os.SEEK_SET)
+                os.dup2(opened, number, os.get_inheritable(number))
+            finally:
+                os.close(opened)
+
+
+def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Work]) -> None:
     inboxes, outboxes = (
-        [Arena.open(handle) if handle else None for handle in handles]
-        for handles in zip(*slots, strict=True)
+        [Arena.open(handle) for handle in handles] for handles in zip(*slots, strict=True)
     )
     runner = WorkExecutor()
     known = {work.address.at: work for work in works}

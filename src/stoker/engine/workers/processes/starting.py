@@ -1,35 +1,37 @@
-"""Starting worker processes, and ending them."""
+"""Starting worker processes, ending them, and keeping them for the next epoch."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import fcntl
 import gc
 import itertools
 import multiprocessing
 import os
+import stat
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from stoker.basics import resources
-from stoker.basics.process import WORKER_NAME, has_jax_started
+from stoker.basics.process import WORKER_NAME, OwningProcess, has_jax_started
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.work.work import Work
-from stoker.engine.workers.processes.descriptors import reading_places
 from stoker.engine.workers.processes.serving import serve
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
-from stoker.engine.workers.tasks import SLOTS
+from stoker.engine.workers.requests import SLOTS
 from stoker.errors import StokerError
 from stoker.transport.channel import Arena
 
 _children: weakref.WeakSet[Any] = weakref.WeakSet()
+_kept: weakref.WeakSet[KeptProcesses] = weakref.WeakSet()
 
 
 def _disown() -> None:
@@ -39,8 +41,7 @@ def _disown() -> None:
     _children.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_disown)
 
 
 def start(
@@ -54,7 +55,7 @@ def start(
 
     Args:
         count: how many.
-        works: what they do, by depth.
+        works: their works, by depth.
         crew: those of the same run that were started before; the new ones join them.
         watched: whether they show where they are, and may be replaced.
 
@@ -97,10 +98,11 @@ def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> l
     with contextlib.ExitStack() as undo:
         arenas = [(Arena.create(), Arena.create()) for _ in range(SLOTS)]
         signs = Signs(context) if watched else None
-        for opened in (signs, *itertools.chain(*arenas)):
-            if opened is not None:
-                undo.callback(opened.close)
-        handles = [tuple(arena and arena.handle for arena in pair) for pair in arenas]
+        if signs is not None:
+            undo.callback(signs.close)
+        for arena in itertools.chain(*arenas):
+            undo.callback(arena.close)
+        handles = [tuple(arena.handle for arena in pair) for pair in arenas]
 
         def launch(inherited: list[Connection]) -> tuple[Any, Connection]:
             return _launch(context, works, handles, signs, inherited)
@@ -141,14 +143,14 @@ def _launch(
                 handles,
                 works,
                 os.getpid(),
-                reading_places() if is_forked else {},
+                _reading_places() if is_forked else {},
                 threading.current_thread() is threading.main_thread(),
                 signs,
             ),
             name=WORKER_NAME,
             daemon=True,
         )
-        with defer_interrupts(), _frozen():  # hooks of a fork swallow what is raised in them
+        with defer_interrupts(), _frozen():  # hooks of a fork swallow exceptions
             try:
                 process.start()
             except OSError:
@@ -156,12 +158,28 @@ def _launch(
             except Exception as error:
                 _name_what_cannot_be_sent(works, error)
                 raise
-            # What multiprocessing ends its children with at exit; they ignore SIGTERM.
+            # By it multiprocessing ends its children at exit; they ignore SIGTERM.
             process._popen.terminate = process._popen.kill
             _children.add(process)
         undo.pop_all()
     theirs.close()
     return process, ours
+
+
+def _reading_places() -> Mapping[int, int]:
+    """Return the descriptors of regular files open for reading only, and their positions.
+
+    A forked process reopens them, each under its number, so that it has read positions of its own:
+    Python's files, archives and C libraries need not know.
+    """
+    places: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            number = int(name)
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if flags & os.O_ACCMODE == os.O_RDONLY and stat.S_ISREG(os.fstat(number).st_mode):
+                places[number] = os.lseek(number, 0, os.SEEK_CUR)
+    return places
 
 
 def main_file() -> str | None:
@@ -174,7 +192,7 @@ def main_file() -> str | None:
 
 
 def has_guard(path: str) -> bool | None:
-    """Whether a program's file says what to do only if it is the main program; None if unknown."""
+    """Whether a program's file has a main guard; None if unknown."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -188,7 +206,7 @@ def has_guard(path: str) -> bool | None:
 
 
 def no_guard(path: str, method: str) -> str:
-    """Say what a program without a main guard would do, and what to do."""
+    """Return the text of an error about a program without a main guard, with the remedy."""
     return (
         f"each process that {method!r} starts would run {path} from its beginning: put what "
         'starts training under if __name__ == "__main__", or call '
@@ -198,7 +216,7 @@ def no_guard(path: str, method: str) -> str:
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
-    """Keep a child's garbage collector from writing to, and so copying, what it inherits."""
+    """Keep a child's garbage collector from writing to inherited memory, which copies it."""
     is_frozen = gc.get_freeze_count() > 0  # by the user
     if not is_frozen:
         gc.freeze()
@@ -223,3 +241,67 @@ def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
                     "first used, or leave them out in __getstate__; or take threads, "
                     '.workers(n, kind="thread")'
                 ) from error
+
+
+class KeptProcesses:
+    """Worker processes that stay from epoch to epoch: ``.workers(n, persistent=True)``.
+
+    Behind a whole epoch they rest, and do the next one. It is the user's word that nothing changes
+    meanwhile: not the dataset, not the functions, not what they use. What their code keeps in such
+    a process, such as open files, stays there. An epoch that is left early ends its processes: they
+    may be busy. They end with the pipeline.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = OwningProcess()
+        self._resting: list[ProcessSlot] = []
+        self._segments: set[int] = set()
+        weakref.finalize(self, _end_kept, self._resting, self._process)
+        _kept.add(self)
+
+    def __reduce__(self) -> tuple[type[KeptProcesses], tuple[()]]:
+        return KeptProcesses, ()  # a pipeline that an object holds is copied without its processes
+
+    def take(self, works: list[Work]) -> list[ProcessSlot]:
+        """Return the slots of processes that rest, begun for another epoch; none if none can."""
+        if not self._process.is_current:  # in a forked child: they are the parent's
+            self._begin()
+        found = list(self._resting)
+        self._resting.clear()
+        segments = {id(work.segment) for work in works}
+        # A dataset that has grown has another segment; so has what an echo makes again.
+        if segments <= self._segments and all(
+            slot.begin([work.address for work in works]) for slot in found
+        ):
+            return found
+        end(found)
+        self._segments = segments
+        return []
+
+    def rest(self, slots: list[ProcessSlot]) -> bool:
+        """Keep the processes of an epoch, which are idle, for the next; False: they cannot stay."""
+        if not self._process.is_current:
+            return False
+        if not all(slot.rest() for slot in slots) or not all(slot.is_at_rest() for slot in slots):
+            return False
+        self._resting += slots
+        return True
+
+    def end(self) -> None:
+        """End those that rest."""
+        _end_kept(self._resting, self._process)
+
+
+def end_kept() -> None:
+    """End the processes that rest: this process is about to end without running finalizers."""
+    for kept in list(_kept):
+        kept.end()
+
+
+def _end_kept(slots: list[ProcessSlot], process: OwningProcess) -> None:
+    """End processes whose pipeline is gone, unless it is a forked child's copy of it."""
+    if process.is_current:
+        end(slots)

@@ -19,7 +19,7 @@ from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.tasks import SLOTS, Comparison, GilQuestion, GivenUp, Request
+from stoker.engine.workers.requests import SLOTS, Comparison, GilQuestion, GivenUp, Request
 from stoker.errors import StageError, WorkerDied
 from stoker.transport import channel
 from stoker.transport.channel import Arena
@@ -58,7 +58,7 @@ class WorkerProcess:
         """Whether a request is under way."""
         return bool(self._turns)
 
-    def ask(self, slot: int, request: Any, requests: Arena | None, answers: Arena | None) -> Any:
+    def ask(self, slot: int, request: Any, requests: Arena, answers: Arena) -> Any:
         """Send a request and wait for its answer.
 
         Raises GivenUp if the process was ended because it was stuck; another has taken its place.
@@ -94,7 +94,7 @@ class WorkerProcess:
                 self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End the process, which is stuck. Whoever waits for it starts another."""
+        """End the process, which is stuck. A thread that waits for it starts another."""
         self._is_given_up = True
         self._process.kill()
 
@@ -181,7 +181,7 @@ class WorkerProcess:
         self._connection.close()
         if self.signs is not None:
             self.signs.close()
-        self.crew.remove(self)  # the crew and the works refer to what holds this
+        self.crew.remove(self)  # the crew and the works refer to the owner of this
         del self._launch
 
     def how_it_ended(self) -> str:
@@ -209,7 +209,7 @@ class ProcessSlot:
     """One thread's connection to a worker process."""
 
     def __init__(
-        self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
+        self, process: WorkerProcess, number: int, requests: Arena, answers: Arena
     ) -> None:
         self.number = number
         self._process = process
@@ -257,7 +257,7 @@ class ProcessSlot:
         return self._process.stack()
 
     def give_up(self) -> None:
-        """End the process, which is stuck; whoever waits for it starts another."""
+        """End the process, which is stuck; a thread that waits for it starts another."""
         self._process.give_up()
 
     def begin(self, addresses: list[WorkAddress]) -> bool:
@@ -284,6 +284,4 @@ class ProcessSlot:
         """End the process, and free its memory; it must not be used any more."""
         self._process.close()
         for arena in (self._requests, self._answers):
-            if arena is not None:
-                arena.close()
-        self._requests = self._answers = None
+            arena.close()

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.costs import Costs
+from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.mixed import parts_and_numbers
 from stoker.schedule.orders.order import Places, as_array
-from stoker.schedule.sizing.costs import Costs
-from stoker.schedule.sizing.cuts import PlannedCuts
 
 # Windows whose batches are remembered: workers read ahead, and a resumed pool reaches back.
 _REMEMBERED = 8
@@ -229,8 +229,8 @@ class PlannedDeal:
             over = (len(starts) - 1) % world
             if over:
                 first = int(draws.integers(len(starts) - over))
-                left = np.concatenate([left, cutting.taken_out(starts, first, over)])
-                starts = cutting.without(starts, first, over)
+                starts, out = cutting.take_out(starts, first, over)
+                left = np.concatenate([left, out])
         else:
             starts, left = cutting.all_of(world), np.empty(0, np.int64)
         steps = (len(starts) - 1) // world
@@ -253,11 +253,8 @@ class _Cutting:
 
     def _sort(self, rows: Numbers, sizes: Numbers, keys: Numbers) -> None:
         """Keep these, the longest of each key first; what is not padded stays in its order."""
-        if self._rule.is_padded and self._rule.sizes is not None:
-            turn = np.lexsort((-sizes, keys)) if self._rule.keys is not None else None
-            turn = np.argsort(-sizes, kind="stable") if turn is None else turn
-        else:
-            turn = np.argsort(keys, kind="stable")
+        is_by_size = self._rule.is_padded and self._rule.sizes is not None
+        turn = np.lexsort((-sizes, keys)) if is_by_size else np.argsort(keys, kind="stable")
         self.rows, self._sizes, self._keys = rows[turn], sizes[turn], keys[turn]
 
     def full(self) -> tuple[Numbers, Numbers]:
@@ -302,15 +299,12 @@ class _Cutting:
             cuts.insert(at + 1, cuts[at] + int(sizes[at]) // 2)
         return np.array(cuts, np.int64)
 
-    def taken_out(self, starts: Numbers, first: int, count: int) -> Numbers:
-        """Return the rows of a run of batches."""
-        return self.rows[starts[first] : starts[first + count]]
-
-    def without(self, starts: Numbers, first: int, count: int) -> Numbers:
-        """Leave out a run of batches; return where the others begin."""
+    def take_out(self, starts: Numbers, first: int, count: int) -> tuple[Numbers, Numbers]:
+        """Leave out a run of batches; return where the others begin, and the rows of the run."""
         begin, end = int(starts[first]), int(starts[first + count])
-        self.rows = np.delete(self.rows, slice(begin, end))
-        return np.concatenate([starts[: first + 1], starts[first + count + 1 :] - (end - begin)])
+        out, self.rows = self.rows[begin:end], np.delete(self.rows, slice(begin, end))
+        behind = starts[first + count + 1 :] - (end - begin)
+        return np.concatenate([starts[: first + 1], behind]), out
 
     def _ends(self) -> Numbers:
         """Return where the examples of each key end."""

@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 12
 _SPANNED = 64
 
 
-class Chosen:
+class Subset:
     """A set of numbers below a length, ascending. Read-only; any thread may ask.
 
     Args:
@@ -44,7 +44,7 @@ class Chosen:
         self._pack(mask)
 
     @classmethod
-    def of_mask(cls, mask: NDArray[np.bool_]) -> Chosen:
+    def of_mask(cls, mask: NDArray[np.bool_]) -> Subset:
         """Return the set of the numbers whose entries are true."""
         count = int(np.count_nonzero(mask))
         if count <= len(mask) // 32:  # as numbers, which __init__ decides for good
@@ -155,7 +155,7 @@ _LOW_BITS = np.array([(1 << bits) - 1 for bits in range(65)], np.uint64)
 
 
 @dataclass(frozen=True)
-class Candidates:
+class EligibleIndices:
     """The numbers of a source that an epoch chooses from, ascending: an order as they lie.
 
     Attributes:
@@ -163,7 +163,7 @@ class Candidates:
         start, stop: which places of that set, or of all numbers.
     """
 
-    chosen: Chosen | None
+    chosen: Subset | None
     start: int
     stop: int
     together = 0
@@ -184,10 +184,10 @@ class Candidates:
         return inside if self.chosen is None else inside & self.chosen.has(numbers)
 
 
-class ChosenOrder:
+class SubsetOrder:
     """An order over the places of a set, as one over the numbers in it."""
 
-    def __init__(self, within: Order, chosen: Chosen) -> None:
+    def __init__(self, within: Order, chosen: Subset) -> None:
         self._within, self._chosen = within, chosen
         self.together = within.together
 

@@ -18,14 +18,10 @@ from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
-from stoker.sources.dataset import DatasetSource, of_dataset
-from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
+from stoker.sources.dataset import of_dataset
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
-from stoker.sources.remote.options import RemoteOptions
-from stoker.sources.source import Source
-from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
 from stoker.stages.skip import RAISE, OnError, budget_of
@@ -33,7 +29,10 @@ from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
 
 if TYPE_CHECKING:
+    from stoker.sources.folder import LabeledFile, LabeledImage
     from stoker.sources.remote.files import File
+    from stoker.sources.remote.storage import RemoteOptions
+    from stoker.sources.tokens import DocumentWindow, Window
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -320,14 +319,14 @@ def from_folder(
     for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
     failure of a server.
     """
-    asked = ClassFolders.of(extensions, classes)
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
-    if "://" in os.fspath(path):
-        from stoker.sources.remote.files import RemoteFolderSource
+    from stoker.sources.folder import ClassFolders, FolderSource, RemoteFolderSource
 
-        source: Source[Any] = RemoteFolderSource(str(path), remote, asked)
-    else:
-        source = FolderSource(path, asked)
+    asked = ClassFolders.of(extensions, classes)
+    remote = _options(requests, retry_s, storage_options)
+    is_remote = "://" in os.fspath(path)
+    source = (
+        RemoteFolderSource(str(path), remote, asked) if is_remote else FolderSource(path, asked)
+    )
     return _begin(source, seed, on_error)
 
 
@@ -353,7 +352,7 @@ def from_files(
     """
     from stoker.sources.remote.files import FilesSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = _options(requests, retry_s, storage_options)
     return _begin(FilesSource(files, remote), seed, on_error)
 
 
@@ -392,15 +391,13 @@ def from_parquet(
     Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
-    from stoker.sources.arrow.parquet import ParquetSource
+    from stoker.sources.arrow.parquet import ParquetSource, RemoteParquetSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
-    if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.parquet import RemoteParquetSource
-
-        source: ParquetSource = RemoteParquetSource(paths, remote, columns)
-    else:
-        source = ParquetSource(paths, columns)
+    remote = _options(requests, retry_s, storage_options)
+    is_remote = has_urls(paths, "from_parquet")
+    source = (
+        RemoteParquetSource(paths, remote, columns) if is_remote else ParquetSource(paths, columns)
+    )
     train = _begin(source, seed, on_error)
     if filters is None:
         return train
@@ -515,13 +512,11 @@ def from_tar(
     archive, is truncated, lacks the fields, or is compressed as a whole (``.tar.gz``); RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.shard_source import ShardSource
+    from stoker.sources.shards.shard_source import RemoteShardSource, ShardSource
 
     is_strict = on_error == "raise"
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = _options(requests, retry_s, storage_options)
     if has_urls(shards, "from_tar"):
-        from stoker.sources.remote.shards import RemoteShardSource
-
         source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
@@ -594,10 +589,10 @@ def from_tokens(
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
-    if has_urls(files, "from_tokens"):
-        from stoker.sources.remote.tokens import RemoteTokenSource
+    from stoker.sources.tokens import RemoteTokenSource, TokenSource
 
+    remote = _options(requests, retry_s, storage_options)
+    if has_urls(files, "from_tokens"):
         source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:
         source = TokenSource(files, length, stride, dtype, separator)
@@ -684,9 +679,17 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
     return ChangingWeights(weights, len(given))
 
 
-def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
+def _options(
+    requests: int, retry_s: float, storage_options: Mapping[str, Any] | None
+) -> RemoteOptions:
+    from stoker.sources.remote.storage import RemoteOptions
+
+    return RemoteOptions(requests, retry_s, storage_options or {})
+
+
+def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
-    return Pipeline(Chain.begin(DatasetSource(source), seed, on_error))
+    return Pipeline(Chain.begin(source, seed, on_error))
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:

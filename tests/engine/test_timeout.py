@@ -18,7 +18,6 @@ import pytest
 
 import stoker
 from stoker.engine.workers import threads
-from stoker.sources import Described
 from strategies import shortened
 
 # Time is counted in looks of a thread beside the workers, so a busy machine gives nobody up.
@@ -26,7 +25,7 @@ TIMEOUT_S = 0.16
 STUCK = 7
 
 
-class Numbers(Described):
+class Numbers(stoker.Source[Any]):
     """Rows ``[index, index]``, which say from which file they come."""
 
     def __len__(self) -> int:

@@ -467,7 +467,7 @@ class NoLength(stoker.Source[str]):
         return ""
 
 
-class Described(Letters, sources.Described[str], sources.Labeled[str], sources.HasSignature[str]):
+class Described(Letters):
     """Says all that a source can say to people."""
 
     fields = ("a", "b")  # type: ignore[assignment]
@@ -500,7 +500,7 @@ def test_what_it_says_is_shown() -> None:
 
 
 @stoker.thread_safe
-class Squares(sources.GathersRows[Any], sources.ReadsBlocks[Any], sources.Rows):
+class Squares(stoker.Source[Any], sources.Rows):
     """Rows in arrays, in blocks of five."""
 
     prefers_blocks = False
@@ -544,7 +544,7 @@ def _same(example: Any) -> Any:
     return example
 
 
-class Ahead(Letters, sources.ReadsAhead[str]):
+class Ahead(Letters):
     """Notes what was expected."""
 
     def __init__(self) -> None:
@@ -635,7 +635,7 @@ def test_each_worker_has_a_source_of_its_own(tmp_path: Path, kind: str) -> None:
 # -- what a source does wrong
 
 
-class Fingered(Letters, sources.Fingerprinted[str]):
+class Fingered(Letters):
     def identity(self) -> Any:
         return "letters"
 
@@ -643,15 +643,12 @@ class Fingered(Letters, sources.Fingerprinted[str]):
         return f"number {index}"
 
 
-class Unidentified(Letters, sources.Identified[str]):
+class Unidentified(Letters):
     def identity(self) -> Any:
         return 5
 
 
-class Short(sources.FetchesMany[str]):
-    def __len__(self) -> int:
-        return 10
-
+class Short(Letters):
     def fetch(self, indices: Indices) -> list[str]:
         return ["a"] * (len(indices) + 1)
 
@@ -661,11 +658,11 @@ class Nothing(Short):
         return None
 
 
-class Misblocked(Letters, sources.ReadsBlocks[str]):
+class Misblocked(Letters):
     blocks = np.array([4, 9])  # type: ignore[assignment]
 
 
-class Readerless(Letters, sources.ReadsAhead[str]):
+class Readerless(Letters):
     def reader(self, selection: Any = None) -> Any:
         return object()
 
@@ -675,11 +672,11 @@ class Undeclared(Squares):
 
 
 @stoker.thread_safe
-class Rowless(Letters, sources.GathersRows[str]):
+class Rowless(Letters):
     rows = "rows"  # type: ignore[assignment]
 
 
-class Failing(Letters, sources.Described[str]):
+class Failing(Letters):
     def __getitem__(self, index: int) -> str:
         if index == 3:
             raise OSError("the disk is gone")
@@ -716,7 +713,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "rows for threads": (
         lambda p: p(Undeclared()),
         TypeError,
-        "several threads gather rows of Undeclared at once, .* @stoker.thread_safe above class",
+        "several threads gather rows of Undeclared at once: .* @stoker.thread_safe above class",
     ),
     "rows": (
         lambda p: p(Rowless()).batch(2),

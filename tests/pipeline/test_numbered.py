@@ -125,18 +125,20 @@ def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:
 def test_whatever_a_source_may_answer_is_passed_on() -> None:
     """A new method of sources has a default, which would be wrong here."""
     from stoker.sources.numbered import NumberedSource
-    from stoker.sources.origin import IndexedSource, Origin
+    from stoker.sources.origin import IndexedSource, Origin, SourceOver
+    from stoker.sources.source import Source
 
     # What is the same for any indexed source, or changes with the numbers in it.
-    same = {"lower", "local_path", "set_epoch", "lag_outputs", "state_between", "takes_state",
+    same = {"lower", "set_epoch", "lag_outputs", "state_between", "takes_state", "class_names",
             "warn_unsharded", "yields_batches", "is_indexed", "is_counted"}  # fmt: skip
     names = {
         name
-        for kind in (IndexedSource, Origin)
+        for kind in (IndexedSource, Source, Origin)
         for name in vars(kind)
         if not name.startswith("_") and name not in same
     }
-    own = {*vars(NumberedSource), *vars(stoker.from_arrays(np.arange(1)).numbered().chain.source)}
+    made = stoker.from_arrays(np.arange(1)).numbered().chain.source
+    own = {*vars(NumberedSource), *vars(SourceOver), *vars(made)}
     assert names - own == set()
 
 

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 import stoker
 from descriptors import open_descriptors
 from experiments.server import Fault, Server, serving
-from stoker.sources.folder import ClassFolders, FolderSource
+from stoker.sources.folder import ClassFolders, FolderSource, RemoteFolderSource
 from stoker.sources.remote import storage
-from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
-from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.remote.files import File, FilesSource
 from stoker.sources.remote.reader import RemoteReader
+from stoker.sources.remote.storage import RemoteOptions
 from strategies import FULL, few
 
 LONG_S = 60.0  # never waited for

@@ -12,8 +12,9 @@ import pytest
 import stoker
 from s3_bucket import Bucket, serving
 from scripts import run
-from stoker.sources.remote.files import FilesSource, RemoteFolderSource
-from stoker.sources.remote.options import RemoteOptions
+from stoker.sources.folder import RemoteFolderSource
+from stoker.sources.remote.files import FilesSource
+from stoker.sources.remote.storage import RemoteOptions
 
 NAMES = ["a#b", "a?b=c", "100%", "%41", "a&b", "<b>", "'\"", "日本", "a+b", "a b", "a:b", "[x]"]
 KEYS = [

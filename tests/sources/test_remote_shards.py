@@ -104,7 +104,7 @@ def test_it_is_the_same_as_local_shards(url: str, tmp_path: Path, handler: type[
 @pytest.fixture
 def many(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Shards of some 20 runs each, of some five examples."""
-    monkeypatch.setattr("stoker.sources.remote.shards.RUN_BYTES", 1 << 13)
+    monkeypatch.setattr("stoker.sources.shards.shard_source.RUN_BYTES", 1 << 13)
     for n in range(2):
         files = {f"{n}{i:04}.bin": bytes([i % 256]) * 700 for i in range(MANY // 2)}
         pack(tmp_path / "site" / f"s-{n}.tar", files)
@@ -174,7 +174,7 @@ def test_runs_that_are_no_longer_wanted_are_dropped(
     train = mixed_by_runs(many, 1)
     blocks = blocks_of(train)
     for kept_runs in (2 * WINDOW, 0):
-        monkeypatch.setattr("stoker.sources.remote.shards.KEPT_BYTES", kept_runs << 13)
+        monkeypatch.setattr("stoker.sources.shards.shard_source.KEPT_BYTES", kept_runs << 13)
         before = handler.counted
         assert sum(len(batch["bin"]) for batch in train) == MANY
         # Those that begin an epoch and end it are read twice; without room all are, and more.
@@ -182,7 +182,7 @@ def test_runs_that_are_no_longer_wanted_are_dropped(
 
 
 def test_large_examples_are_read_one_by_one(many: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.sources.remote.shards.RUN_BYTES", 1 << 10)
+    monkeypatch.setattr("stoker.sources.shards.shard_source.RUN_BYTES", 1 << 10)
     assert "blocks" not in str(stoker.from_tar(many).shuffle())
     assert blocks_of(stoker.from_tar(many).shuffle(block=True)) == MANY
 

@@ -22,7 +22,7 @@ from stoker.basics.resources import format_bytes, parse_bytes
 from stoker.chain.chain import Chain
 from stoker.constructors import from_folder
 from stoker.pipeline import Pipeline
-from stoker.sources.files import OpenFile
+from stoker.sources.files import PartialFile
 from stoker.sources.folder import LabeledFile, LabeledImage
 from stoker.sources.origin import IndexedSource
 from stoker.sources.shards.index import build_index
@@ -183,7 +183,7 @@ class _TarWriter:
         self._tar.close()
         self._file.flush()
         os.fsync(self._file.fileno())
-        file = OpenFile(self._path)
+        file = PartialFile.at(self._path)
         index = build_index(file)
         found = [
             (

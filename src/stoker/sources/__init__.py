@@ -5,46 +5,19 @@ import typing as _typing
 
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
-from stoker.sources.source import (
-    Described,
-    FetchesMany,
-    Fingerprinted,
-    GathersRows,
-    HasSignature,
-    Identified,
-    Indices,
-    Labeled,
-    Reader,
-    ReadsAhead,
-    ReadsBlocks,
-    ReadsColumns,
-    ReadsFiles,
-    Rows,
-    Source,
-)
+from stoker.sources.source import Indices, Reader, Rows, Source
 
 if _typing.TYPE_CHECKING:
-    from stoker.sources.remote.options import RemoteOptions
     from stoker.sources.remote.reader import RemoteFile
     from stoker.sources.remote.source import Access, ReadsRanges
+    from stoker.sources.remote.storage import RemoteOptions
 
 __all__ = [
     "Access",
     "Allocator",
-    "Described",
-    "FetchesMany",
     "Fingerprint",
-    "Fingerprinted",
-    "GathersRows",
-    "HasSignature",
-    "Identified",
     "Indices",
-    "Labeled",
     "Reader",
-    "ReadsAhead",
-    "ReadsBlocks",
-    "ReadsColumns",
-    "ReadsFiles",
     "ReadsRanges",
     "RemoteFile",
     "RemoteOptions",
@@ -56,7 +29,7 @@ _REMOTE = {
     "Access": "source",
     "ReadsRanges": "source",
     "RemoteFile": "reader",
-    "RemoteOptions": "options",
+    "RemoteOptions": "storage",
 }
 
 

@@ -18,14 +18,8 @@ from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.images import native
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.source import (
-    GathersRows,
-    Indices,
-    OwnSource,
-    ReadsBlocks,
-    ReadsColumns,
-    Rows,
-)
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices, Rows
 
 # Of a row: smaller ones, and larger ones, are copied by NumPy as fast (native/csrc/files.c).
 _GATHERED_BYTES = range(256, 16 << 10)
@@ -33,7 +27,7 @@ _INHERITED: list[Any] = []
 """Files of the parent, which a forked child must not close."""
 
 
-class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Rows):
+class ArraySource(IndexedSource, Rows):
     """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: changes to an example do not reach the arrays. An array in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import os
@@ -15,44 +14,24 @@ from numpy.typing import NDArray
 from stoker.basics.fingerprint import (
     Fingerprint,
     content_digest,
-    landmark,
     landmarks_of_dataset,
     landmarks_of_list,
-    rows_digest,
-    spread,
 )
 from stoker.basics.pytree import is_tensor
 from stoker.basics.thread_safety import is_thread_safe
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
-from stoker.sources.source import (
-    Described,
-    FetchesMany,
-    Fingerprinted,
-    GathersRows,
-    HasSignature,
-    Identified,
-    Indices,
-    Labeled,
-    OwnSource,
-    Reader,
-    ReadsAhead,
-    ReadsBlocks,
-    ReadsColumns,
-    ReadsFiles,
-    Rows,
-    Source,
-)
+from stoker.sources.source import Indices, Reader, Rows, Source
 
 _OF_READER = ("requests", "expect", "fetch", "close")
 
 
 class DatasetSource(IndexedSource):
-    """The examples of an object with ``__len__`` and ``__getitem__``: any dataset, any ``Source``.
+    """The examples of a user's dataset or ``Source``: any object with ``__len__``, ``__getitem__``.
 
-    Its base classes say what else it can do (``sources.source``). ``__getitems__`` is used if it
-    gives what ``__getitem__`` does. All results of a user's class are checked.
+    ``__getitems__`` is used if it gives what ``__getitem__`` does. All results of a user's
+    ``Source`` are checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
     object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
@@ -62,34 +41,42 @@ class DatasetSource(IndexedSource):
         data: the object.
     """
 
+    runs_user_code = True
+    may_grow = True
+
     def __init__(self, data: Any) -> None:
         self.data = data
+        self._source: Source[Any] = data if isinstance(data, Source) else _PlainDataset(data)
         self._length = len(data)
-        self.runs_user_code = self.may_grow = not isinstance(data, OwnSource)
-        self.is_numbered = not isinstance(data, Fingerprinted)
-        self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
-        self._lists = not isinstance(data, FetchesMany)
-        self.takes_many = not self._lists or gives_many(data)
-        if isinstance(data, GathersRows) and self.runs_user_code and not is_thread_safe(data):
+        self.prefers_blocks = self._source.prefers_blocks
+        self._fetches = self._overrides("fetch")
+        self.takes_many = self._fetches or gives_many(data)
+        if self._overrides("rows") and not is_thread_safe(data):
             kind = type(data).__name__
             raise TypeError(
-                f"several threads gather rows of {kind} at once, because it is a "
-                "stoker.sources.GathersRows: declare that this is safe, with @stoker.thread_safe "
-                f"above class {kind}"
+                f"several threads gather rows of {kind} at once: declare that this is safe, with "
+                f"@stoker.thread_safe above class {kind}"
             )
+
+    def _overrides(self, name: str) -> bool:
+        """True if the object is a ``Source`` with this ability."""
+        return getattr(type(self._source), name) is not getattr(Source, name)
 
     @property
     def name(self) -> str:
-        data = self.data
-        return data.name if isinstance(data, Described) else f"from_dataset({type(data).__name__})"
-
-    @property
-    def kind(self) -> str:
-        return type(self.data if isinstance(self.data, Source) else self).__name__
+        return self._source.name
 
     @property
     def fields(self) -> Sequence[str | int] | None:
-        return self.data.fields if isinstance(self.data, Described) else None
+        return self._source.fields
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        return self._source.class_names
+
+    @property
+    def is_numbered(self) -> bool:
+        return not self._overrides("fingerprint")
 
     def __len__(self) -> int:
         return self._length
@@ -102,13 +89,12 @@ class DatasetSource(IndexedSource):
         return twin
 
     def user_objects(self) -> list[UserObject]:
-        is_users = self.runs_user_code and not _only_indexes(self.data)
-        return [UserObject(self.name, self.data)] if is_users else []
+        return [] if _only_indexes(self.data) else [UserObject(self.name, self.data)]
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Ask the object: a ``FetchesMany`` with these indices, others with plain integers."""
-        if not self._lists:
-            fetched: Any = self.data.fetch(indices)
+        """Ask the object: its ``fetch`` with these indices, others with plain integers."""
+        if self._fetches:
+            fetched: Any = self._source.fetch(indices)
             if not isinstance(fetched, list):
                 raise TypeError(f"fetch() returned {_describe(fetched)}: return a list")
             return fetched
@@ -139,59 +125,33 @@ class DatasetSource(IndexedSource):
         return None
 
     def path(self, index: int) -> str | None:
-        return self.data.path(int(index)) if isinstance(self.data, Described) else None
+        return self._source.path(int(index))
 
     def local_path(self, index: int) -> str | None:
-        return self.data.local_path(int(index)) if isinstance(self.data, ReadsFiles) else None
+        return self._source.local_path(int(index))
 
     def name_of(self, index: int) -> str:
-        data = self.data
-        return data.name_of(int(index)) if isinstance(data, Described) else str(index)
+        return self._source.name_of(int(index))
 
     def identity(self) -> str | None:
-        if not isinstance(self.data, Identified):
-            return None
-        found: Any = self.data.identity()
+        found: Any = self._source.identity()
         if found is not None and not isinstance(found, str):
             raise TypeError(f"{self.name}: identity() returned {_describe(found)}: return a text")
         return found
 
     def contents(self) -> str:
-        """Return a digest of a user's object's own values, or of some rows of a stoker source."""
-        if self.runs_user_code:
-            return content_digest(self.data)
-        return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
+        """Return a digest of the object's own values."""
+        return content_digest(self.data)
 
     def landmarks(self) -> dict[str, str]:
         data = self.data
-        if isinstance(data, Described) and type(data).name_of is not Described.name_of:
+        if self._overrides("name_of"):
             return self._names()
-        if isinstance(data, OwnSource):
-            if self.blocks is not None:  # of an array in chunks, each example would read a chunk
-                return {}
-            at = spread(len(self), 3)
-            return {f"example {n}": landmark(x) for n, x in zip(at, self.fetch(at), strict=True)}
         is_plain = type(data) in (list, tuple) or isinstance(data, np.ndarray) or is_tensor(data)
         return landmarks_of_list(data) if is_plain else landmarks_of_dataset(data)
 
-    def _names(self) -> dict[str, str]:
-        """Return the names of some examples, and the sizes of three."""
-        at = spread(len(self))
-        names, paths = [self.name_of(n) for n in at], [self.path(n) or "" for n in at]
-        if len(set(paths)) > len(set(map(os.path.basename, paths))):  # equal names in folders
-            above = os.path.commonpath(paths)
-            names = [os.path.relpath(path, above) for path in paths]
-        # The query of a URL may be a signature, which each rank has made by itself.
-        found = {f"example {n}": name.partition("?")[0] for n, name in zip(at, names, strict=True)}
-        for n in [] if self.is_numbered else spread(len(self), 3):
-            with contextlib.suppress(OSError):  # a file is gone: the epoch says so, or skips it
-                found[f"the size of example {n}"] = str(self.fingerprint(n).size_bytes)
-        return found
-
     def fingerprint(self, index: int) -> Fingerprint:
-        if self.is_numbered:
-            return Fingerprint(int(index))
-        found: Any = self.data.fingerprint(int(index))
+        found: Any = self._source.fingerprint(int(index))
         if type(found) is not Fingerprint:
             raise TypeError(
                 f"fingerprint({index}) of {self.name} returned {_describe(found)}: return a "
@@ -200,9 +160,7 @@ class DatasetSource(IndexedSource):
         return found
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
-        if not isinstance(self.data, ReadsAhead):
-            return None
-        reader = self.data.reader(selection)
+        reader = self._source.reader(selection)
         lacks = [name for name in _OF_READER if not hasattr(reader, name)]
         if reader is not None and lacks:
             raise TypeError(
@@ -213,11 +171,9 @@ class DatasetSource(IndexedSource):
 
     @property
     def blocks(self) -> NDArray[np.int64] | None:
-        if not isinstance(self.data, ReadsBlocks):
+        ends = self._source.blocks
+        if ends is None:
             return None
-        ends = self.data.blocks
-        if ends is None or not self.runs_user_code:
-            return ends
         found: NDArray[Any] = np.asarray(ends)
         is_fit = found.ndim == 1 and found.dtype.kind in "iu" and (np.diff(found, prepend=0) > 0)
         if not np.all(is_fit) or found[-1:].tolist() != [self._length]:
@@ -228,31 +184,40 @@ class DatasetSource(IndexedSource):
         return found.astype(np.int64)
 
     def column(self, field: str | int) -> NDArray[Any]:
-        if isinstance(self.data, ReadsColumns):
-            return self.data.column(field)
-        return super().column(field)
+        return self._source.column(field)
 
     @property
     def rows(self) -> Rows | None:
-        if not isinstance(self.data, GathersRows):
-            return None
-        rows: Any = self.data.rows
+        rows: Any = self._source.rows
         if rows is not None and not isinstance(rows, Rows):
             raise TypeError(f"rows of {self.name} are {_describe(rows)}, not stoker.sources.Rows")
         return rows
 
     def signature(self) -> str:
-        return self.data.signature() if isinstance(self.data, HasSignature) else super().signature()
+        if self._overrides("signature"):
+            return self._source.signature()
+        kind = type(self.data if isinstance(self.data, Source) else self).__name__
+        return f"{kind} of {len(self)}"
 
-    def extent(self, *, is_followed: bool) -> str:
-        if isinstance(self.data, Described):
-            return self.data.extent()
-        return super().extent(is_followed=is_followed)
+    def extent(self) -> str:
+        return self._source.extent() if self._overrides("extent") else super().extent()
 
-    def attribute(self, name: str) -> Any:
-        if name == "class_names" and isinstance(self.data, Labeled):
-            return self.data.class_names
-        return super().attribute(name)
+
+class _PlainDataset(Source[Any]):
+    """What is known of an object that is no ``Source``: the defaults."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self._data[index]
+
+    @property
+    def name(self) -> str:
+        return f"from_dataset({type(self._data).__name__})"
 
 
 def gives_many(data: Any) -> bool:

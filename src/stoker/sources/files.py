@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple, TypeVar
 
 from stoker.basics import resources
 from stoker.basics.fingerprint import of_file
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.images import native
+
+T = TypeVar("T")
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -46,6 +48,11 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+# Of headers and footers: many headers of small files lie in it. At 100 MB/s so much takes less than
+# a request, or a disk's seek.
+READ_AT_LEAST = 1 << 16
+# A user who waits for an index sees that it goes on; most are built in less, without a line.
+_SHOW_EVERY_S = 2.0
 # A quarter of the 1,024 descriptors that a process usually has.
 MOST_OPEN = 256
 
@@ -176,6 +183,11 @@ class FileVersion(NamedTuple):
     inode: int = 0
     """The inode of a local file, if its file system keeps the numbers of files."""
 
+    @property
+    def is_known(self) -> bool:
+        """False for a remote file whose server tells nothing of its version."""
+        return bool(self.modified_ns or self.changed_ns)
+
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""
@@ -206,17 +218,6 @@ class OpenFiles:
         Raises ValueError if it has changed, or is shorter; OSError.
         """
         return self.open(path, version).read(start, nbytes)
-
-    def read_values(
-        self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
-    ) -> None:
-        """Fill each row of ``out`` from one of the bytes ``starts`` on.
-
-        ``out`` is C-ordered, with two axes. Raises as ``read``.
-        """
-        self.open(path, version).read_parts(
-            starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
-        )
 
     def open(self, path: str, version: FileVersion) -> OpenFile:
         """Return an open file of this version. Raises ValueError if it has changed."""
@@ -283,14 +284,15 @@ class OpenFile:
 
 
 class SeekableFile(io.RawIOBase):
-    """Keeps the position in a file of known size; subclasses have ``readinto``.
+    """A file object over parts of a file.
 
     Args:
         size: in bytes.
+        read: ``read(start, nbytes)`` returns bytes of the file, fewer if it does not have them.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
+        self._size, self._read_part = size, read
         self._at = 0
 
     def readable(self) -> bool:
@@ -305,3 +307,103 @@ class SeekableFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = max(0, min(len(buffer), self._size - self._at))
+        data = self._read_part(self._at, nbytes) if nbytes else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class PartialFile:
+    """A file, local or at a URL, that one thread reads in parts.
+
+    Args:
+        path: its path or URL.
+        version: its version.
+        read: ``read(start, nbytes)`` reads bytes.
+        reads_ahead: whether each read fetches ``READ_AT_LEAST`` bytes, as for storage that takes a
+            request for each. Otherwise only one near the last: slow disks then need one seek.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        version: FileVersion,
+        read: Callable[[int, int], bytes],
+        *,
+        reads_ahead: bool,
+    ) -> None:
+        self.path, self.version = path, version
+        self._read, self._reads_ahead = read, reads_ahead
+        self._held, self._start, self._last = b"", 0, -READ_AT_LEAST
+
+    @classmethod
+    def at(cls, path: str) -> PartialFile:
+        """Open a local file."""
+        file = OpenFile(path)
+        return cls(path, file.version(), file.read, reads_ahead=False)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return bytes; what is read behind them is kept for the next call."""
+        within = start - self._start
+        if not 0 <= within <= len(self._held) - nbytes:
+            is_near = self._reads_ahead or 0 <= start - self._last < READ_AT_LEAST
+            ahead = min(READ_AT_LEAST, self.version.size_bytes - start) if is_near else 0
+            self._start, within = start, 0
+            self._held = self._read(start, max(nbytes, ahead))
+        self._last = start
+        return self._held[within : within + nbytes]
+
+    def as_file(self) -> io.BufferedReader:
+        """Return a file object."""
+        return io.BufferedReader(SeekableFile(self.version.size_bytes, self.read))
+
+
+def for_each(
+    paths: Sequence[str],
+    look: Callable[[str], T],
+    at_once: int,
+    show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
+) -> list[T]:
+    """Return the results of ``look`` for each path, called by several threads.
+
+    Raises the error of the first path that has one.
+
+    Args:
+        at_once: the number of threads.
+        show: called every two seconds with the first results and the number of all paths; where
+            it has shown these, it is called with all of them at the end.
+    """
+    results: list[OneShot[T]] = [OneShot() for _ in paths]
+    numbers = itertools.count()  # each is taken by one thread
+    given_up = False
+
+    def run() -> None:
+        while not given_up and (number := next(numbers)) < len(paths):
+            try:
+                results[number].give(look(paths[number]))
+            except BaseException as error:
+                results[number].give(error=error)
+
+    threads = [start_thread(f"stoker-look-{n}", run) for n in range(min(at_once, len(paths)))]
+    is_shown = False
+    found: list[T] = []
+    due_s = time.monotonic() + _SHOW_EVERY_S
+    try:
+        for result in results:
+            while True:
+                try:
+                    found.append(result.wait(max(0.0, due_s - time.monotonic())))
+                    break
+                except TimeoutError:
+                    is_shown = show(found, len(paths)) or is_shown
+                    due_s = time.monotonic() + _SHOW_EVERY_S
+    finally:
+        given_up = True
+    for thread in threads:
+        thread.join()
+    if is_shown:
+        show(found, len(paths))
+    return found

@@ -1,4 +1,4 @@
-"""Class folders: files in one sub-folder per class, and the numbers of the classes."""
+"""Class folders, local or at a URL: files in one sub-folder per class, and the classes' numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ from typing import Any, NamedTuple
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
-from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
-from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
+from stoker.schedule.numbering import Numbering
+from stoker.sources.files import (
+    IMAGE_SUFFIXES,
+    absolute,
+    files_below,
+    read_files,
+    warn_left_out,
+)
+from stoker.sources.origin import IndexedSource
+from stoker.sources.patterns import is_web
+from stoker.sources.remote.files import HIDDEN, Listed
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.source import Access, ReadsRanges
+from stoker.sources.remote.storage import RemoteOptions
+from stoker.sources.source import Indices
 
 
 class LabeledImage(NamedTuple):
@@ -93,7 +106,7 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
-class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any]):
+class FolderSource(IndexedSource):
     """Files in one sub-folder a class, listed once, in sorted order.
 
     Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not
@@ -175,3 +188,96 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
     @property
     def class_names(self) -> Sequence[str]:
         return self.classes
+
+
+class RemoteFolderSource(ReadsRanges[Any], IndexedSource):
+    """Files in one sub-folder per class, at a URL; in the order that a local folder has.
+
+    Args:
+        url: the folder.
+        options: how its files are listed and read.
+        class_folders: the suffixes of examples, and the numbers of the classes.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
+            class; or it is a URL of HTTP.
+        RemoteError: the server failed for longer than ``retry_s``, or for good.
+        ImportError: a package is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: RemoteOptions,
+        class_folders: ClassFolders | None = None,
+    ) -> None:
+        if is_web(url):
+            raise ValueError(
+                f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
+                "as a list or by braces such as {000..099}, and take the labels from the paths"
+            )
+        self.access = Access(url, options)
+        self._class_folders = class_folders = class_folders or ClassFolders.of()
+        listed = self.access.find()
+        if not listed.names:
+            raise FileNotFoundError(f"there are no files below {url}")
+        files: dict[str, list[int]] = {}
+        for at, name in enumerate(listed.names):
+            folder, slash, _ = name.partition("/")
+            if slash and not folder.startswith("."):
+                found = files.setdefault(folder, [])
+                if not HIDDEN.search(name) and name.lower().endswith(class_folders.suffixes):
+                    found.append(at)
+        if not files:
+            raise ValueError(
+                f"{url} has no sub-folders; from_folder expects one a class, such as "
+                "train/cat/0001.jpg"
+            )
+        for found in files.values():
+            found.sort(key=listed.names.__getitem__)
+        self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
+        self._labels = list(labels.values())
+        self._numbering = Numbering([len(files[folder]) for folder in labels])
+        chosen = [at for folder in labels for at in files[folder]]
+        self._listed = Listed.of(url, listed, chosen)
+
+    @property
+    def name(self) -> str:
+        return f"from_folder({self.access.url!r})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return self._class_folders.kind._fields
+
+    def __len__(self) -> int:
+        return self._numbering.total
+
+    def path(self, index: int) -> str | None:
+        return self.locate(index).url
+
+    def name_of(self, index: int) -> str:
+        return self.locate(index).url
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.classes
+
+    def identity(self) -> str | None:
+        """Return the folder's URL, if its server sent a version of every file."""
+        has_versions = self._listed.versions.all()
+        return self._class_folders.identity_of(self.access.url) if has_versions else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's URL, size and version, as they were listed, and its label."""
+        file = self.locate(index)
+        return Fingerprint(file.url, file.size, file.version, self._label(index))
+
+    def locate(self, index: int) -> RemoteFile:
+        return self._listed.locate(index)
+
+    def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
+        return self._class_folders.kind(data, self._label(index))
+
+    def _label(self, index: int) -> int:
+        return self._labels[self._numbering.find(index)[0]]

@@ -30,12 +30,11 @@ from stoker.schedule.dealing import (
     RankOrder,
 )
 from stoker.schedule.epoch_time import Pace
-from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.origin import IndexedSource, SourceOver
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
@@ -60,7 +59,7 @@ class MixedPart:
     signature: tuple[str, ...]
 
 
-class MixtureSource(IndexedSource):
+class MixtureSource(SourceOver):
     """Several sources in exact proportions.
 
     Args:
@@ -86,16 +85,15 @@ class MixtureSource(IndexedSource):
         *,
         until_all: bool,
     ) -> None:
+        super().__init__([part.source for part in parts])
         self.parts = tuple(parts)
         self._changing = weights if isinstance(weights, ChangingWeights) else None
         self.proportions = None if isinstance(weights, ChangingWeights) else Proportions(weights)
         # For epochs of so many places, of which so many are drawn: what was drawn before some.
         self._begun: dict[tuple[int, int], dict[int, NDArray[np.int64]]] = {}
         self._until_all = until_all
-        self._lengths = [len(part.source) for part in parts]
-        self._numbering = Numbering(self._lengths)
+        self._lengths = [len(source) for source in self.sources]
         self._sizes = [part.selection.count(len(part.source)) for part in parts]
-        self.runs_user_code = any(part.source.runs_user_code for part in parts)
         for number, (part, size) in enumerate(zip(parts, self._sizes, strict=True), 1):
             if not size:
                 raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
@@ -117,18 +115,11 @@ class MixtureSource(IndexedSource):
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
 
     @property
-    def kind(self) -> str:
-        return type(self).__name__
-
-    @property
     def fields(self) -> Sequence[str | int] | None:
         """The fields that all parts are known to have, if they have the same."""
-        fields = [part.source.fields for part in self.parts]
+        fields = [source.fields for source in self.sources]
         known = [None if each is None else tuple(each) for each in fields]
         return known[0] if all(each == known[0] for each in known) else None
-
-    def __len__(self) -> int:
-        return self._numbering.total
 
     def count(self) -> int:
         return self.examples(Selection())
@@ -317,14 +308,8 @@ class MixtureSource(IndexedSource):
     def parts_count(self) -> int:
         return len(self.parts)
 
-    def column(self, field: str | int) -> NDArray[Any]:
-        return np.concatenate([part.source.column(field) for part in self.parts])
-
-    def user_objects(self) -> list[UserObject]:
-        return [each for part in self.parts for each in part.source.user_objects()]
-
     def fetch(self, indices: Indices) -> list[Any]:
-        return _merge_fetched(self, indices, [part.source for part in self.parts])
+        return _merge_fetched(self, indices, self.sources)
 
     def by_part(
         self, indices: NDArray[np.int64]
@@ -347,10 +332,6 @@ class MixtureSource(IndexedSource):
         spans = list(map(slice, [0, *ends], ends))
         return [(places[span], own[span]) for span in spans]
 
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of an example's part, and its index there."""
-        return self._numbering.find(index)
-
     def reader(self, selection: Selection | None = None) -> Reader | None:
         parts = zip(self.parts, self._read_by(selection or Selection()), strict=True)
         readers = [part.source.reader(selection and own) for part, own in parts]
@@ -359,43 +340,32 @@ class MixtureSource(IndexedSource):
     @property
     def rows(self) -> Rows | None:
         """The rows of all parts, if they have the same form."""
-        each = [part.source.rows for part in self.parts]
+        each = [source.rows for source in self.sources]
         known = [rows for rows in each if rows is not None]
         forms = {_form(rows) for rows in known}
         if len(known) < len(each) or len(forms) > 1 or None in forms:
             return None
         return known[0].concatenate(known[1:]) or _MixedRows(self, known)
 
-    def path(self, index: int) -> str | None:
-        number, own = self.locate(index)
-        return self.parts[number].source.path(own)
-
-    def local_path(self, index: int) -> str | None:
-        number, own = self.locate(index)
-        return self.parts[number].source.local_path(own)
-
     def name_of(self, index: int) -> str:
-        number, own = self.locate(index)
-        return f"{number}/{self.parts[number].source.name_of(own)}"
+        return f"{self.find(index)[0]}/{super().name_of(index)}"
 
     def identity(self) -> str | None:
         """Return the identities of the parts, if all have one."""
-        each = [part.source.identity() for part in self.parts]
+        each = [source.identity() for source in self.sources]
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
 
     def landmarks(self) -> dict[str, str]:
-        each = [part.source.landmarks() for part in self.parts]
+        each = [source.landmarks() for source in self.sources]
         return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
 
     def contents(self) -> str:
-        each = [part.source.identity() or part.source.contents() for part in self.parts]
-        return "\0".join(each)
+        return "\0".join(source.identity() or source.contents() for source in self.sources)
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the fingerprint of the part's example, with the part's number in its name."""
-        number, own = self.locate(index)
-        found = self.parts[number].source.fingerprint(own)
+        number, found = self.find(index)[0], super().fingerprint(index)
         if isinstance(found.name, bytes):
             return found._replace(name=b"%d/%b" % (number, found.name))
         return found._replace(name=f"{number}/{found.name}")
@@ -414,24 +384,16 @@ class MixtureSource(IndexedSource):
         """Return the weights for a signature; those that change are told by the order's digest."""
         return ["fn"] * len(self.parts) if self.proportions is None else self.proportions.weights
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         lines = [f"{self.count():,} examples an epoch"]
         whole = Selection()
         drawn = self._row(whole, 0).counts(self.places(whole))
         weights = drawn if self.proportions is None else self.proportions.weights
         of = " of the first epoch" if self.proportions is None else ""
         for number, (part, weight) in enumerate(zip(self.parts, weights, strict=True), 1):
-            extent = part.source.extent(is_followed=is_followed)
-            share = weight / sum(weights)
+            share, extent = weight / sum(weights), part.source.extent()
             lines.append(f"part {number}, {share:.3%}{of}: {part.described}  {extent}")
         return "\n    ".join(lines)
-
-    def attribute(self, name: str) -> Any:
-        """Return an attribute of the parts, if it is the same in all."""
-        each = [part.source.attribute(name) for part in self.parts]
-        if any(one != each[0] for one in each):
-            raise AttributeError(f"the parts of the mixture differ in their {name}")
-        return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
         """Return the examples of each part that this rank reads, roughly in their order."""
@@ -456,7 +418,7 @@ class _MixedReader:
                 reader.expect(own)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        sources = [part.source for part in self._mixture.parts]
+        sources = self._mixture.sources
         each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
         return _merge_fetched(self._mixture, indices, each)
 
@@ -503,7 +465,7 @@ def _merge_fetched(
 ) -> list[Any]:
     """Fetch examples from each part's reader, and return them in the order of their indices."""
     if len(indices) == 1:
-        number, own_index = mixture.locate(int(indices[0]))
+        number, own_index = mixture.find(int(indices[0]))
         return readers[number].fetch([own_index])
     examples: list[Any] = [None] * len(indices)
     for reader, (at, own) in zip(readers, mixture.split_by_part(indices), strict=True):

@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
-from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import ChainOfSource, IndexedSource, UserObject
+from stoker.sources.origin import ChainOfSource, IndexedSource, SourceOver
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
 
-class NumberedSource(IndexedSource):
+class NumberedSource(SourceOver):
     """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
@@ -29,11 +28,10 @@ class NumberedSource(IndexedSource):
     """
 
     def __init__(self, within: IndexedSource, field: str) -> None:
+        super().__init__([within])
         self.within, self.field = within, field
         self.has_own_order = within.has_own_order
         self.may_grow = within.may_grow
-        self.runs_user_code = within.runs_user_code
-        self.is_numbered = within.is_numbered
         self.prefers_blocks = within.prefers_blocks
         self.takes_many = within.takes_many
 
@@ -42,8 +40,8 @@ class NumberedSource(IndexedSource):
         return f"{self.within.name}.numbered({self.field!r})"
 
     @property
-    def kind(self) -> str:
-        return self.within.kind
+    def is_numbered(self) -> bool:
+        return self.within.is_numbered
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -53,9 +51,6 @@ class NumberedSource(IndexedSource):
         if all(isinstance(field, int) for field in fields):
             return list(range(max(1, len(fields)) + 1))
         return [*fields, self.field]
-
-    def __len__(self) -> int:
-        return len(self.within)
 
     def with_current_length(self) -> IndexedSource:
         within = self.within.with_current_length()
@@ -77,11 +72,8 @@ class NumberedSource(IndexedSource):
     def signature(self) -> str:
         return f"{self.within.signature()} numbered {self.field!r}"
 
-    def extent(self, *, is_followed: bool) -> str:
-        return self.within.extent(is_followed=is_followed)
-
-    def attribute(self, name: str) -> Any:
-        return self.within.attribute(name)
+    def extent(self) -> str:
+        return self.within.extent()
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.add_numbers(self.within.fetch(indices), indices)
@@ -106,9 +98,6 @@ class NumberedSource(IndexedSource):
             for example, number in zip(examples, numbers, strict=True)
         ]
 
-    def path(self, index: int) -> str | None:
-        return self.within.path(index)
-
     def identity(self) -> str | None:
         within = self.within.identity()
         return None if within is None else f"{within}\0numbered {self.field}"
@@ -125,18 +114,9 @@ class NumberedSource(IndexedSource):
     def contents(self) -> str:
         return self.within.contents()
 
-    def name_of(self, index: int) -> str:
-        return self.within.name_of(index)
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return self.within.fingerprint(index)
-
     def reader(self, selection: Selection | None = None) -> Reader | None:
         reader = self.within.reader(selection)
         return None if reader is None else _NumberedReader(self, reader)
-
-    def user_objects(self) -> list[UserObject]:
-        return self.within.user_objects()
 
     def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
         return self.within.order(selection, seed, epoch, group)
@@ -172,9 +152,6 @@ class NumberedSource(IndexedSource):
     def rows(self) -> Rows | None:
         rows = self.within.rows
         return None if rows is None else _NumberedRows(rows, self.field)
-
-    def column(self, field: str | int) -> NDArray[Any]:
-        return self.within.column(field)
 
 
 class _NumberedReader:

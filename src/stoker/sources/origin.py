@@ -2,12 +2,14 @@
 
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
 resuming are integers alone; a stream (``steps.iterable``) can only be read from its beginning; a
-loader (``steps.loader``) yields ready batches in an order of its own. A new ``Source`` needs no
-new kind: ``DatasetSource`` is the ``IndexedSource`` of any.
+loader (``steps.loader``) yields ready batches in an order of its own. ``DatasetSource`` makes an
+``IndexedSource`` of users' sources and datasets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,14 +17,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.fingerprint import Fingerprint, landmark, rows_digest, spread
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
+from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
-from stoker.sources.source import Indices, Reader, Rows
+from stoker.sources.source import Indices, Source
 from stoker.stats import PartStats
 
 
@@ -161,12 +164,8 @@ class Origin(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def extent(self, *, is_followed: bool) -> str:
-        """Return its size and its readers, as text for ``print``.
-
-        Args:
-            is_followed: whether an adaptive echo follows its speed.
-        """
+    def extent(self) -> str:
+        """Return its size, as text for ``print``."""
 
     @abstractmethod
     def lower(self, to: SourcePlan) -> None:
@@ -193,33 +192,26 @@ class Origin(ABC):
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 
-class IndexedSource(Origin):
-    """An origin that gives any example by its number.
+class IndexedSource(Source[Any], Origin):
+    """A ``Source`` as the engine reads it: any example by its number.
 
-    Safe to use from any thread, except for the user's objects in it that are not declared so.
+    stoker's own sources inherit from it. They are safe to use from any thread, except for the
+    user's objects in them that are not declared so; their length is fixed, and they draw nothing.
 
     Attributes:
         runs_user_code: whether reading runs the user's Python code, which may draw from global
             random generators.
-        is_numbered: whether an example's fingerprint is its number alone.
-        prefers_blocks: whether ``.shuffle()`` shuffles by ``blocks`` if nobody says otherwise.
         takes_many: whether ``fetch`` reads many examples in one go.
     """
 
     is_indexed = True
     is_counted = True
     runs_user_code: bool = False
-    is_numbered: bool = False
-    prefers_blocks: bool = False
     takes_many: bool = True
 
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The kind of data that it reads, as the name of a class."""
+    def __getitem__(self, index: int, /) -> Any:
+        (example,) = self.fetch([index])
+        return example
 
     @abstractmethod
     def fetch(self, indices: Indices) -> list[Any]:
@@ -230,33 +222,36 @@ class IndexedSource(Origin):
         examples += self.fetch(indices)
         return None
 
-    @abstractmethod
-    def path(self, index: int) -> str | None:
-        """Return the example's file or URL; None if it has none."""
-
-    def local_path(self, index: int) -> str | None:
-        """Return the local file whose whole content is the example; None if there is none."""
-        return None
-
-    def identity(self) -> str | None:
-        """Return this source's identity, the same in all processes; None if unknown."""
-        return None
+    @property
+    def is_numbered(self) -> bool:
+        """True if an example's fingerprint is its number alone."""
+        return type(self).fingerprint is Source.fingerprint
 
     def contents(self) -> str:
-        """Return a digest of its contents, for a source without identity."""
-        return ""
+        """Return a digest of some rows, for a source without identity."""
+        return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
 
-    def name_of(self, index: int) -> str:
-        """Return an example's name, the same on every host with the same data: not a whole path."""
-        return str(index)
+    def landmarks(self) -> dict[str, str]:
+        if type(self).name_of is not Source.name_of:
+            return self._names()
+        if self.blocks is not None:  # of an array in chunks, each example would read a chunk
+            return {}
+        at = spread(len(self), 3)
+        return {f"example {n}": landmark(x) for n, x in zip(at, self.fetch(at), strict=True)}
 
-    @abstractmethod
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the fingerprint of an example's current content."""
-
-    def reader(self, selection: Selection | None = None) -> Reader | None:
-        """Open a reader that reads an epoch ahead of use; None if ``fetch`` is as fast."""
-        return None
+    def _names(self) -> dict[str, str]:
+        """Return the names of some examples, and the sizes of three."""
+        at = spread(len(self))
+        names, paths = [self.name_of(n) for n in at], [self.path(n) or "" for n in at]
+        if len(set(paths)) > len(set(map(os.path.basename, paths))):  # equal names in folders
+            above = os.path.commonpath(paths)
+            names = [os.path.relpath(path, above) for path in paths]
+        # The query of a URL may be a signature, which each rank has made by itself.
+        found = {f"example {n}": name.partition("?")[0] for n, name in zip(at, names, strict=True)}
+        for n in [] if self.is_numbered else spread(len(self), 3):
+            with contextlib.suppress(OSError):  # a file is gone: the epoch says so, or skips it
+                found[f"the size of example {n}"] = str(self.fingerprint(n).size_bytes)
+        return found
 
     def user_objects(self) -> list[UserObject]:
         """Return the user's objects that it calls."""
@@ -299,37 +294,68 @@ class IndexedSource(Origin):
         """Return the counts of each part in the first ``examples`` examples of an epoch."""
         return ()
 
-    @property
-    def blocks(self) -> NDArray[np.int64] | None:
-        """For each block that is cheap to read as a whole, the number after its last example."""
-        return None
-
-    @property
-    def rows(self) -> Rows | None:
-        """The rows of all examples, if they lie in arrays; None otherwise."""
-        return None
-
-    def column(self, field: str | int) -> NDArray[Any]:
-        """Return one field's numbers for all examples. Raises TypeError if that would be slow."""
-        raise TypeError(
-            f"{self.name} does not read one field of all examples: give the numbers as an array "
-            "(pipeline.measure(fn) makes one)"
-        )
-
     def count(self) -> int:
         return len(self)
 
     def check_state(self, chain: ChainOfSource) -> None:
         """Accept every position: any example can be read again."""
 
-    def signature(self) -> str:
-        return f"{self.kind} of {len(self)}"
-
-    def extent(self, *, is_followed: bool) -> str:
-        return f"{len(self):,} examples"
+    def attribute(self, name: str) -> Any:
+        if name == "class_names" and self.class_names is not None:
+            return self.class_names
+        return super().attribute(name)
 
     def lower(self, to: SourcePlan) -> None:
         to.read(self)
+
+
+class SourceOver(IndexedSource):
+    """A source over others, whose examples follow each other; each is asked for its own.
+
+    Attributes:
+        sources: the others.
+    """
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        self.sources = tuple(sources)
+        self.runs_user_code = any(source.runs_user_code for source in sources)
+        self._numbering = Numbering([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return self._numbering.total
+
+    def find(self, index: int) -> tuple[int, int]:
+        """Return the number of an example's source, and its index there."""
+        return self._numbering.find(index)
+
+    def path(self, index: int) -> str | None:
+        number, own = self.find(index)
+        return self.sources[number].path(own)
+
+    def local_path(self, index: int) -> str | None:
+        number, own = self.find(index)
+        return self.sources[number].local_path(own)
+
+    def name_of(self, index: int) -> str:
+        number, own = self.find(index)
+        return self.sources[number].name_of(own)
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        number, own = self.find(index)
+        return self.sources[number].fingerprint(own)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        return np.concatenate([source.column(field) for source in self.sources])
+
+    def user_objects(self) -> list[UserObject]:
+        return [each for source in self.sources for each in source.user_objects()]
+
+    def attribute(self, name: str) -> Any:
+        """Return an attribute of the sources, if it is the same in all."""
+        each = [source.attribute(name) for source in self.sources]
+        if any(one != each[0] for one in each):
+            raise AttributeError(f"the parts of the mixture differ in their {name}")
+        return each[0]
 
 
 def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:

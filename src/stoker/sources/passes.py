@@ -31,7 +31,7 @@ from stoker.errors import StateError
 _EVERY = 16
 
 
-class Passes:
+class ReiterableStream:
     """A re-iterable object, or a function that returns iterators: one pass is one epoch.
 
     ``name`` is the constructor's name, ``what`` the kind of its items.
@@ -108,7 +108,7 @@ def _begins_anew(given: Any) -> bool:
     return package in ("datasets", "torchdata", "stoker")
 
 
-class Standing:
+class StreamState:
     """The position, between passes, of an object with its own state.
 
     Args:
@@ -229,11 +229,7 @@ class StateLog:
 
         Dropped states cannot be requested.
         """
-        found = None
-        for at in range(len(self._states)):  # only the caller takes any away
-            if self._states[at][0] > number:
-                break
-            found = self._states[at]
+        found = self._last_up_to(number, None)
         return None if found is None else {"own": found[1], "skip": number - found[0]}
 
     def place(self, number: int) -> dict[str, Any] | None:
@@ -241,14 +237,19 @@ class StateLog:
 
         The skip is at least one, as some streams return the loaded state until an example is read.
         """
-        found = None if self._before is None else (0, self._before)
-        for at in range(len(self._states)):
-            if self._states[at][0] >= number:
-                break
-            found = self._states[at]
+        before = None if self._before is None else (0, self._before)
+        found = self._last_up_to(number - 1, before)
         if found is None or number <= found[0]:
             return None
         return {"own": found[1], "skip": number - found[0]}
+
+    def _last_up_to(self, number: int, found: tuple[int, Any] | None) -> tuple[int, Any] | None:
+        """Return the last entry after at most this many examples, or else ``found``."""
+        for at in range(len(self._states)):  # only the caller takes any away
+            if self._states[at][0] > number:
+                break
+            found = self._states[at]
+        return found
 
     def forget_before(self, number: int) -> None:
         """Drop entries that only states after fewer examples need."""

@@ -1,8 +1,7 @@
-"""``Source``: examples by number, and optional abilities of a source.
+"""``Source``: examples by number, for sources of stoker's and of other packages alike.
 
-``__len__`` and ``__getitem__`` make a source. Each other class here adds one or two methods for one
-job. A source inherits from the classes whose job it can do (see docs/extending.md). stoker's own
-sources are made of the same classes.
+``Reader`` and ``Rows`` are two ways to get many examples: reads ahead of their use, and rows in
+arrays.
 """
 
 from __future__ import annotations
@@ -29,10 +28,27 @@ _TOGETHER_BYTES = 1 << 20
 class Source(ABC, Generic[T_co]):
     """Examples by number; ``stoker.from_dataset`` makes a pipeline of it.
 
+    ``__len__`` and ``__getitem__`` make a source. Each other method tells stoker more about the
+    data, for one job; write those that you need.
+
     All worker threads call one object if it is declared ``stoker.thread_safe``; otherwise it runs
     in the loop's thread or in worker processes, which fork or unpickle it. Its length
     may change between epochs, not within one.
+
+    Attributes:
+        prefers_blocks: whether ``.shuffle()`` shuffles by ``blocks`` if the user does not choose.
+
+    Example::
+
+        class Squares(stoker.Source[int]):
+            def __len__(self):
+                return 1_000
+
+            def __getitem__(self, index):
+                return index * index
     """
+
+    prefers_blocks: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -42,37 +58,38 @@ class Source(ABC, Generic[T_co]):
     def __getitem__(self, index: int, /) -> T_co:
         """Return an example, by its number from 0 on. Errors are reported with its number."""
 
-
-class FetchesMany(Source[T_co]):
-    """A source that reads many examples at once; ``fetch`` stands in for ``__getitem__``."""
-
-    @abstractmethod
     def fetch(self, indices: Indices) -> list[T_co]:
-        """Return the examples at these indices, as a list or an ``int64`` array.
+        """Return the examples at these indices, a list or an ``int64`` array, in one go.
 
-        After an error, each is fetched alone, to find the one that fails.
+        After an error, each is fetched alone, to find the one that fails. By default each is asked
+        for by ``__getitem__``.
         """
-
-    def __getitem__(self, index: int, /) -> T_co:
-        (example,) = self.fetch([index])
-        return example
-
-
-class Described(Source[T_co]):
-    """A source that describes itself: in ``print(pipeline)``, errors and checks."""
+        return [self[int(index)] for index in indices]
 
     @property
     def name(self) -> str:
-        """Its name, by default that of its class."""
-        return type(self).__name__
+        """Its name, for ``print(pipeline)`` and errors."""
+        return f"from_dataset({type(self).__name__})"
 
     @property
     def fields(self) -> Sequence[str | int] | None:
         """The fields that every example has; None: unknown. ``on=`` is checked against them."""
         return None
 
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """The names of the classes, in the order of their labels; None: there are no classes."""
+        return None
+
     def path(self, index: int) -> str | None:
         """Return the origin of an example, for errors: a file, a URL, a key."""
+        return None
+
+    def local_path(self, index: int) -> str | None:
+        """Return the local file whose whole content is the example; None if there is none.
+
+        When a cache has its bytes, the kernel is told to drop its own copy.
+        """
         return None
 
     def name_of(self, index: int) -> str:
@@ -83,78 +100,61 @@ class Described(Source[T_co]):
         """Return its size, as text for ``print``."""
         return f"{len(self):,} examples"
 
-
-class HasSignature(Source[T_co]):
-    """A source with settings that a saved state must match, besides its class and length."""
-
-    @abstractmethod
     def signature(self) -> str:
-        """Return its settings and its length, in a line; the same on every host."""
+        """Return in a line what a saved state must match, the same on every host.
 
-
-class Labeled(Source[T_co]):
-    """A source whose examples belong to classes: ``pipeline.class_names``."""
-
-    @property
-    @abstractmethod
-    def class_names(self) -> Sequence[str]:
-        """The names of the classes, in the order of their labels."""
-
-
-class Identified(Source[T_co]):
-    """A source that knows which data it reads, so that caches need no ``version=``."""
-
-    @abstractmethod
-    def identity(self) -> str | None:
-        """Return a text that is equal for equal data, in every process and job; None if unknown."""
-
-
-class Fingerprinted(Identified[T_co]):
-    """A source that notices when the content of single examples changes.
-
-    A cache takes the fingerprint before and after it reads an example.
-    """
-
-    @abstractmethod
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the fingerprint of an example's current content.
-
-        An OSError means that it cannot be found; reading it then gives the precise error.
+        By default these are its class and its length.
         """
+        return f"{type(self).__name__} of {len(self)}"
 
+    def identity(self) -> str | None:
+        """Return a text that is equal for equal data, in every process and job; None if unknown.
 
-class ReadsFiles(Source[T_co]):
-    """A source whose examples are the contents of one local file each."""
+        With it, caches need no ``version=``.
+        """
+        return None
 
-    @abstractmethod
-    def local_path(self, index: int) -> str | None:
-        """Return the file; None if there is none."""
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the fingerprint of an example's current content, by default its number alone.
 
-
-class ReadsBlocks(Source[T_co]):
-    """A source that reads a whole block of neighbours at little more than the cost of one example.
-
-    Attributes:
-        prefers_blocks: whether ``.shuffle()`` shuffles by blocks if the user does not choose.
-    """
-
-    prefers_blocks: bool = True
+        A cache takes it before and after it reads an example. An OSError means that it cannot be
+        found; reading the example then gives the precise error.
+        """
+        return Fingerprint(int(index))
 
     @property
-    @abstractmethod
     def blocks(self) -> NDArray[np.int64] | None:
-        """For each block, the number after its last example; None: there are no blocks."""
+        """For each block, the number after its last example; None: there are no blocks.
 
+        A block of neighbours is read at little more than the cost of one example.
+        """
+        return None
 
-class ReadsColumns(Source[T_co]):
-    """A source that reads one field of all examples at little cost."""
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of all examples, perhaps the source itself; None if they lie in no arrays.
 
-    @abstractmethod
+        Batches are gathered from them without single examples.
+        """
+        return None
+
     def column(self, field: str | int) -> NDArray[Any]:
         """Return one of ``fields`` for all examples: numbers, or lengths of lists, text and bytes.
 
-        Shape ``[n]``. Raises TypeError if the field has other values.
+        Shape ``[n]``. Raises TypeError if that would be slow, or the field has other values.
         """
+        raise TypeError(
+            f"{self.name} does not read one field of all examples: give the numbers as an array "
+            "(pipeline.measure(fn) makes one)"
+        )
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        """Open a reader for one epoch; None if reading ahead would not help.
+
+        ``selection``: the examples that will be read, about in their order; None: any, in any
+        order.
+        """
+        return None
 
 
 class Reader(Protocol):
@@ -177,18 +177,6 @@ class Reader(Protocol):
     def close(self) -> None:
         """Cancel the reads under way."""
         ...
-
-
-class ReadsAhead(Source[T_co]):
-    """A source that can start reads before their examples are needed."""
-
-    @abstractmethod
-    def reader(self, selection: Selection | None = None) -> Reader | None:
-        """Open a reader for one epoch; None if reading ahead would not help.
-
-        ``selection``: the examples that will be read, about in their order; None: any, in any
-        order.
-        """
 
 
 class Rows(ABC):
@@ -247,16 +235,3 @@ class Rows(ABC):
         batch = self.allocate(len(indices), recycler)
         self.gather(indices, batch, 0)
         return batch
-
-
-class GathersRows(Source[T_co]):
-    """A source whose examples lie in arrays: batches are gathered without single examples."""
-
-    @property
-    @abstractmethod
-    def rows(self) -> Rows | None:
-        """Their rows, perhaps the source itself; None if single examples are needed."""
-
-
-class OwnSource(FetchesMany[Any], Described[Any]):
-    """A source of stoker's own: safe for threads, of a fixed length, and it draws nothing."""

@@ -8,15 +8,14 @@ line.
 from __future__ import annotations
 
 import json
-import os
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import (
     FileVersion,
@@ -25,8 +24,9 @@ from stoker.sources.files import (
     compression_of,
     refuse_too_large,
 )
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.source import Fingerprinted, Indices, OwnSource
+from stoker.sources.source import Indices
 
 _LF = 10
 _BLANKS = b" \t\r"
@@ -39,28 +39,24 @@ _HEAD_BYTES = 8
 _CHUNK_BYTES = 1 << 18
 
 
-class _LineSource(OwnSource, Fingerprinted[Any]):
+class _LineSource(InFiles):
     """Lines of files, one file after another; a subclass makes examples of their bytes.
 
     Raises FileNotFoundError if a path or a pattern matches no file; ValueError for files that have
     no lines, or cannot be read by line; TypeError for other arguments.
     """
 
-    _caller: str
     _keeps_blank: bool
+    _files: Sequence[LineIndex]
 
     def __init__(self, files: Paths) -> None:
-        self._given = describe_paths(files)
-        found = find_files(files, self._caller)
+        self.given = describe_paths(files)
+        found = find_files(files, self.caller)
         self._files = [index_lines(path, keep_blank=self._keeps_blank) for path in found]
         self._lines = Numbering([len(file.ends) for file in self._files])
         if not self._lines.total:
             raise ValueError(f"{self.name} has no lines")
         self._opened = OpenFiles()
-
-    @property
-    def name(self) -> str:
-        return f"{self._caller}({self._given})"
 
     def __len__(self) -> int:
         return self._lines.total
@@ -88,33 +84,20 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
         files = f" in {len(self._files):,} files" if len(self._files) > 1 else ""
         return f"{len(self):,} lines{files}"
 
-    def path(self, index: int) -> str | None:
-        """Return the file and the line, as compilers write them."""
-        file, number = self._locate(index)
-        return f"{file.path}:{file.line(number)}"
+    def settings(self) -> str:
+        return self.caller
 
-    def name_of(self, index: int) -> str:
-        file, number = self._locate(index)
-        return f"{os.path.basename(file.path)}:{file.line(number)}"
-
-    def identity(self) -> str | None:
-        """Return the kind; lines are identified by their file's path, size and times, and place."""
-        return self._caller
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        file, number = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), int(file.ends[number]))
-
-    def _locate(self, index: int) -> tuple[LineIndex, int]:
-        file, number = self._lines.find(index)
-        return self._files[file], number
+    def item(self, index: int) -> FileItem:
+        """Return the file and the line, as compilers write them, numbered by its end."""
+        at, number = self._lines.find(index)
+        file = self._files[at]
+        return FileItem(file, int(file.ends[number]), f":{file.line(number)}")
 
 
 class TextSource(_LineSource):
     """Lines as text. Empty lines count."""
 
-    _caller = "from_text"
+    caller = "from_text"
     _keeps_blank = True
 
     def _make(self, line: bytes) -> str:
@@ -124,7 +107,7 @@ class TextSource(_LineSource):
 class JsonLinesSource(_LineSource):
     """The JSON value in each line; empty and blank lines are left out."""
 
-    _caller = "from_jsonl"
+    caller = "from_jsonl"
     _keeps_blank = False
 
     def _make(self, line: bytes) -> Any:

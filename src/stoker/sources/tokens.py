@@ -1,4 +1,4 @@
-"""Windows over files of tokens, for language models.
+"""Windows over files of tokens, for language models; at URLs a window is read by one request.
 
 ``stoker-native``, where it is installed, reads and widens many windows in one call without the GIL.
 If it stops at an error, NumPy continues, and raises the precise error.
@@ -7,7 +7,6 @@ If it stops at an error, NumPy continues, and raises the precise error.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,14 +14,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.basics.buffers import Allocator, Recycler
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
+from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, PartialFile
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
-from stoker.sources.source import Fingerprinted, GathersRows, HasSignature, Indices, OwnSource, Rows
+from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.source import ReadsRanges
+from stoker.sources.remote.storage import RemoteOptions
+from stoker.sources.source import Indices, Rows
 
 IGNORED_TARGET = -100
 """The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
@@ -68,7 +71,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[Any], Rows):
+class TokenSource(InFiles, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
@@ -88,6 +91,9 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
 
+    caller = "from_tokens"
+    _files: Sequence[TokenFile]
+
     def __init__(
         self,
         files: Paths,
@@ -106,7 +112,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
-        self._given = describe_paths(files)
+        self.given = describe_paths(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._windows = Numbering(counts)
         if not self._windows.total:
@@ -115,12 +121,11 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
                 f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
                 f"of {len(counts):,} files has {most:,}"
             )
-        self._reader = WindowReader(self._files)
-        self.releases_gil = self._reader.releases_gil
+        self._begin_reading()
 
     @property
     def name(self) -> str:
-        return f"from_tokens({self._given}, {self._length})"
+        return f"{self.caller}({self.given}, {self._length})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -142,23 +147,14 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         borders = "" if self._separator is None else f", documents end with {self._separator}"
         return f"{len(self)} windows of {self._length} tokens every {self._stride}{borders}"
 
-    def path(self, index: int) -> str | None:
-        return self._locate(index)[0].path
-
-    def name_of(self, index: int) -> str:
-        file, token = self._locate(index)
-        return f"{os.path.basename(file.path)} from token {token} on"
-
-    def identity(self) -> str | None:
-        """Return the windows' settings; files are identified by path, size and times."""
+    def settings(self) -> str:
         kinds = sorted({file.dtype.str for file in self._files})
         return f"tokens {kinds} {self._length} {self._separator}"
 
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's current fingerprint, with the number of the window's first token."""
+    def item(self, index: int) -> FileItem:
+        """Return the file and the window's first token."""
         file, token = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), token)
+        return FileItem(file, token, f" from token {token} on")
 
     def concatenate(self, others: Sequence[Rows]) -> TokenSource | None:
         """Return the windows of several sources as one, if all have the same form."""
@@ -170,8 +166,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         made._windows = Numbering(
             np.concatenate([source._windows.ends - source._windows.starts for source in each])
         )
-        made._reader = WindowReader(made._files)
-        made.releases_gil = made._reader.releases_gil
+        made._begin_reading()
         # With more files than stay open, or other dtypes, a reader for each is faster.
         return made if made.releases_gil == all(source.releases_gil for source in each) else None
 
@@ -189,7 +184,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         rows = slice(start, start + len(indices))
         inputs, targets = batch.inputs[rows], batch.targets[rows]
         files, windows = self._windows.find_many(indices)
-        self._reader.read(files, windows * self._stride, inputs, targets)
+        self._read(files, windows * self._stride, inputs, targets)
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
@@ -209,123 +204,26 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        return [find_tokens(path, dtype) for path in find_files(files, "from_tokens")]
+        paths = find_files(files, self.caller)
+        return [token_file(PartialFile.at(path), dtype) for path in paths]
 
-    @property
-    def _kind(self) -> type[Window] | type[DocumentWindow]:
-        return Window if self._separator is None else DocumentWindow
-
-    @property
-    def _form(self) -> tuple[Any, ...]:
-        return type(self), self._length, self._stride, self._separator
-
-    def _locate(self, index: int) -> tuple[TokenFile, int]:
-        file, window = self._windows.find(index)
-        return self._files[file], window * self._stride
-
-
-class TokenFile(NamedTuple):
-    """A file of tokens, with its version."""
-
-    path: str
-    version: FileVersion
-    dtype: np.dtype[Any]
-    start: int
-    """The offset of the first token, in bytes."""
-    tokens: int
-
-
-def find_tokens(path: str, dtype: DTypeLike | None) -> TokenFile:
-    found = os.stat(path)
-    with open(path, "rb") as file:
-        return token_file(path, version_of(found), dtype, file)
-
-
-def token_file(
-    path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
-) -> TokenFile:
-    """Return a file's token dtype and count, from its first bytes."""
-    start = 0
-    head = file.read(_MAGIC_BYTES)
-    file.seek(0)
-    if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
-        shape, kind = _npy_header(path, file)
-        if len(shape) != 1:
-            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
-        start = file.tell()
-        if dtype is not None and np.dtype(dtype) != kind:
-            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
-        if version.size_bytes < start + shape[0] * kind.itemsize:
-            raise ValueError(
-                f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
-                f"bytes for {shape[0]:,} tokens"
-            )
-    elif dtype is None:
-        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
-    else:
-        kind = np.dtype(dtype)
-        for magic, other in _OTHER_KINDS.items():
-            if head.startswith(magic):
-                raise ValueError(
-                    f"{path} is {other}, not raw tokens: write these with array.tofile, or a .npy "
-                    "file with numpy.save"
-                )
-    if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
-        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
-    nbytes = version.size_bytes - start
-    if nbytes % kind.itemsize:
-        raise ValueError(
-            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
-            f"of {kind} tokens"
-        )
-    return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
-
-
-def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    form = np.lib.format
-    try:
-        first = form.read_magic(file) == (1, 0)
-        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
-        shape, _, kind = read(file)
-    except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
-        pass_on(error)
-        raise ValueError(f"{path} is not an array of tokens: {error}") from error
-    if any(length < 0 for length in shape):
-        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
-    return shape, kind
-
-
-class WindowReader:
-    """Reads windows as ``int64``. Safe to use from any thread.
-
-    Args:
-        files: the token files.
-
-    Attributes:
-        releases_gil: whether almost all work runs without the GIL, in the library. NumPy's many
-            short reads release it too, but each then waits for other threads to give it back; so
-            does opening very many files again and again.
-    """
-
-    def __init__(self, files: Sequence[TokenFile]) -> None:
-        self._files = files
+    def _begin_reading(self) -> None:
         self._opened = OpenFiles()
-        self._begins = np.array([file.start for file in files], np.int64)
-        kinds = {file.dtype for file in files}
+        self._begins = np.array([file.start for file in self._files], np.int64)
+        kinds = {file.dtype for file in self._files}
         (dtype,) = kinds if len(kinds) == 1 else (None,)
         self._dtype = dtype if dtype is not None and dtype.isnative else None
-        self._stay_open = len(files) <= MOST_OPEN
-        self._at_once = _WINDOWS if self._stay_open else _WINDOWS_OF_MANY_FILES
-
-    @property
-    def releases_gil(self) -> bool:
-        return self._is_native and self._stay_open
+        stay_open = len(self._files) <= MOST_OPEN
+        self._at_once = _WINDOWS if stay_open else _WINDOWS_OF_MANY_FILES
+        # NumPy's many short reads release the GIL, too, but each then waits for other threads to
+        # give it back; so does opening very many files again and again.
+        self.releases_gil = self._is_native and stay_open
 
     @property
     def _is_native(self) -> bool:
         return self._dtype is not None and _of_library() is not None
 
-    def read(
+    def _read(
         self,
         files: NDArray[np.int64],
         tokens: NDArray[np.int64],
@@ -375,13 +273,130 @@ class WindowReader:
             there = files == number
             starts = (begins + tokens[there] * dtype.itemsize).tolist()
             found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
-            self._opened.read_values(path, version, starts, found)
+            file = self._opened.open(path, version)
+            file.read_parts(starts, found.view(np.uint8).reshape(-1).data, found[0].nbytes)
             of_file = slice(None) if len(starts) == len(files) else there
             inputs[of_file] = found[:, :-1]
             targets[of_file] = found[:, 1:]
+
+    @property
+    def _kind(self) -> type[Window] | type[DocumentWindow]:
+        return Window if self._separator is None else DocumentWindow
+
+    @property
+    def _form(self) -> tuple[Any, ...]:
+        return type(self), self._length, self._stride, self._separator
+
+    def _locate(self, index: int) -> tuple[TokenFile, int]:
+        file, window = self._windows.find(index)
+        return self._files[file], window * self._stride
+
+
+class TokenFile(NamedTuple):
+    """A file of tokens, with its version."""
+
+    path: str
+    version: FileVersion
+    dtype: np.dtype[Any]
+    start: int
+    """The offset of the first token, in bytes."""
+    tokens: int
+
+
+def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
+    """Return a file's token dtype and count, from its first bytes."""
+    path, version, start = file.path, file.version, 0
+    head = file.read(0, min(_MAGIC_BYTES, version.size_bytes))
+    if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
+        opened = file.as_file()
+        shape, kind = _npy_header(path, opened)
+        if len(shape) != 1:
+            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
+        start = opened.tell()
+        if dtype is not None and np.dtype(dtype) != kind:
+            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
+        if version.size_bytes < start + shape[0] * kind.itemsize:
+            raise ValueError(
+                f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"bytes for {shape[0]:,} tokens"
+            )
+    elif dtype is None:
+        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
+    else:
+        kind = np.dtype(dtype)
+        for magic, other in _OTHER_KINDS.items():
+            if head.startswith(magic):
+                raise ValueError(
+                    f"{path} is {other}, not raw tokens: write these with array.tofile, or a .npy "
+                    "file with numpy.save"
+                )
+    if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
+        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
+    nbytes = version.size_bytes - start
+    if nbytes % kind.itemsize:
+        raise ValueError(
+            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
+            f"of {kind} tokens"
+        )
+    return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
+
+
+def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    form = np.lib.format
+    try:
+        first = form.read_magic(file) == (1, 0)
+        read = form.read_array_header_1_0 if first else form.read_array_header_2_0
+        shape, _, kind = read(file)
+    except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
+        pass_on(error)
+        raise ValueError(f"{path} is not an array of tokens: {error}") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
+    return shape, kind
 
 
 def _of_library() -> Callable[..., int] | None:
     """Return a function of the library; None without the library, or if it is older than 0.2."""
     found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found
+
+
+class RemoteTokenSource(ReadsRanges[Any], TokenSource):
+    """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
+
+    Args:
+        options: how they are listed and read.
+
+    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
+    parts of files.
+    """
+
+    def __init__(
+        self,
+        files: Paths,
+        options: RemoteOptions,
+        length: int,
+        stride: int | None = None,
+        dtype: DTypeLike | None = None,
+        separator: int | None = None,
+    ) -> None:
+        self.access = access_to(files, options)
+        super().__init__(files, length, stride, dtype, separator)
+
+    @property
+    def rows(self) -> Rows | None:
+        """None: single windows are read ahead."""
+        return None
+
+    def locate(self, index: int) -> RemoteFile:
+        file, token = self._locate(index)
+        nbytes = (self._length + 1) * file.dtype.itemsize
+        start = file.start + token * file.dtype.itemsize
+        return RemoteFile(file.path, nbytes, start, *file.version[:2])
+
+    def example(self, index: int, data: bytes) -> Any:
+        return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
+
+    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
+        urls = find_urls(files, self.access)
+        return self.access.for_each(urls, lambda file: token_file(file, dtype))

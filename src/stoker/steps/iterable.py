@@ -20,10 +20,10 @@ from stoker.schedule.rng import UniformAt
 from stoker.schedule.selection import Cut, Selection
 from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import (
-    Passes,
-    Standing,
+    ReiterableStream,
     StatefulPass,
     StateLog,
+    StreamState,
     has_state,
     interrupt,
     validate_state,
@@ -36,10 +36,10 @@ class IterableSource(HeadSource):
     is_counted = True
 
     def __init__(self, examples: Any) -> None:
-        self._passes = Passes(examples, "from_iterable", "examples")
+        self._passes = ReiterableStream(examples, "from_iterable", "examples")
         self._given = examples
         self._has_state = has_state(examples)
-        self._standing = Standing(examples, self._passes.open)
+        self._stream_state = StreamState(examples, self._passes.open)
         self._log: StateLog | None = None  # of the present pass
         self._first_state: Any = None  # from before any other was loaded
 
@@ -67,7 +67,7 @@ class IterableSource(HeadSource):
         if not self._has_state:
             return self._passes.open()
         if saved is not None and not number:
-            self._standing.restore(saved)
+            self._stream_state.restore(saved)
             saved = None
         before = None
         if saved is not None:
@@ -78,8 +78,8 @@ class IterableSource(HeadSource):
             # Hugging Face's begins each pass over the same epoch at what was loaded last.
             self._given.load_state_dict(self._first_state)
         else:
-            self._standing.put_back()
-            before = self._standing.before()
+            self._stream_state.put_back()
+            before = self._stream_state.before()
         self._log = StateLog(saved, number, before)
         return StatefulPass(self._given, self._passes.open(), self._log)
 
@@ -90,12 +90,12 @@ class IterableSource(HeadSource):
             return
         place = None if number is None else log.place(number)
         if number is None or (number and place is None):
-            self._standing.end()
+            self._stream_state.end()
         elif number > log.number or not number:
-            self._standing.leave(place, is_ahead=log.read > (number or 0))
+            self._stream_state.leave(place, is_ahead=log.read > (number or 0))
 
     def state_between(self, *, left: bool) -> Any:
-        return self._standing.place
+        return self._stream_state.place
 
     def state(self, number: int) -> Any:
         """Return the state after ``number`` examples of the present pass."""
@@ -138,7 +138,7 @@ class IterableSource(HeadSource):
         if not self.takes_state:
             super().check_leg(selection)
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         if self.takes_state:
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"

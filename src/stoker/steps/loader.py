@@ -15,7 +15,7 @@ from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
 from stoker.errors import StateError
 from stoker.sources.origin import ChainOfSource
-from stoker.sources.passes import Passes, Standing, interrupt
+from stoker.sources.passes import ReiterableStream, StreamState, interrupt
 
 
 class LoaderSource(HeadSource):
@@ -29,8 +29,8 @@ class LoaderSource(HeadSource):
     yields_batches = True
 
     def __init__(self, loader: Any) -> None:
-        self._passes = Passes(loader, "from_loader", "batches")
-        self._standing = Standing(loader, self._passes.open)
+        self._passes = ReiterableStream(loader, "from_loader", "batches")
+        self._stream_state = StreamState(loader, self._passes.open)
         self.loader = loader
         self.before: Any = None
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
@@ -62,8 +62,8 @@ class LoaderSource(HeadSource):
     def open(self) -> Iterator[Any]:
         """Begin a pass. Resets an iterator that has ``reset`` and does not reset itself."""
         if self._has_state:
-            self._standing.put_back()
-            self.before = self._standing.before()
+            self._stream_state.put_back()
+            self.before = self._stream_state.before()
         iterator = self._passes.open()
         return _Resetting(iterator) if iterator is self.loader else iterator
 
@@ -85,14 +85,14 @@ class LoaderSource(HeadSource):
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
         """Record that the consumer left a pass, of which more may have been read."""
-        self._standing.leave(place, is_ahead=is_ahead)
+        self._stream_state.leave(place, is_ahead=is_ahead)
 
     def end(self) -> None:
         """Take note that a pass came to its end."""
-        self._standing.end()
+        self._stream_state.end()
 
     def load(self, state: Any) -> None:
-        self._standing.end()
+        self._stream_state.end()
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: ChainOfSource) -> None:
@@ -118,9 +118,8 @@ class LoaderSource(HeadSource):
     def attribute(self, name: str) -> Any:
         return super().attribute(name) if name == "class_names" else getattr(self.loader, name)
 
-    def extent(self, *, is_followed: bool) -> str:
-        where = "a thread of its own" if is_followed else "the consumer's thread"
-        return f"read in {where}, as its owner set it up"
+    def extent(self) -> str:
+        return "read as its owner set it up"
 
     def head(self, opening: Opening) -> LoaderHead:
         position = opening.position

@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 
 import stoker
-from stoker.sources import Described, FetchesMany, Fingerprint, Fingerprinted, Indices
+from stoker.sources import Fingerprint, Indices
 
 
 class Opened:
@@ -34,7 +34,7 @@ def opened(path: str) -> Opened:
 
 
 @stoker.thread_safe
-class LmdbTable(FetchesMany[Any], Described[Any], Fingerprinted[Any]):
+class LmdbTable(stoker.Source[Any]):
     """The values of a table, in the order of their keys; threads share its environment.
 
     Args:
@@ -57,6 +57,9 @@ class LmdbTable(FetchesMany[Any], Described[Any], Fingerprinted[Any]):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.fetch([index])[0]
 
     def fetch(self, indices: Indices) -> list[Any]:
         keys = [self._keys[index] for index in indices]

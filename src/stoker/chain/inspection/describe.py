@@ -21,8 +21,7 @@ def describe(chain: Chain, pool_size: PoolSize) -> str:
         pool_size: the size of the pool of its echo, if it has one.
     """
     source = chain.source
-    is_followed = chain.plan.is_adaptive
-    lines = [f"{source.name}  {source.extent(is_followed=is_followed)}"]
+    lines = [f"{source.name}  {source.extent()}"]
     if chain.budget != RAISE:
         lines[0] += f"; skips what fails, at most {chain.budget}"
     lines[0] += _generators_of(source)

@@ -22,8 +22,7 @@ from stoker.engine.workers.cost import INLINE_BATCH_NS, TIMED, CostEstimate
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.requests import Compared, Comparison, GilQuestion, Request
-from stoker.engine.workers.threads import MOST_SLEEPING
-from stoker.engine.workers.tuning import Autotuner
+from stoker.engine.workers.tuning import MOST_SLEEPING, Autotuner
 from stoker.errors import StageError, describe_error
 from stoker.stats import ProcessTrial
 

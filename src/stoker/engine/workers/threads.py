@@ -30,15 +30,13 @@ from stoker.basics.warn import warn
 from stoker.engine.workers.cost import INLINE_BATCH_NS, SAMPLED_NS, TIMED, CostEstimate
 from stoker.engine.workers.requests import SLOTS
 from stoker.engine.workers.tasks import CHUNK_NS, PROCESS_CHUNK_NS, Task, TaskQueue
-from stoker.engine.workers.tuning import Autotuner
+from stoker.engine.workers.tuning import MOST_SLEEPING, Autotuner
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ProcessTrial, ThreadTrial
 
 if TYPE_CHECKING:
     from stoker.engine.workers.first_process import FirstProcess  # takes its time to import
 
-# Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
-MOST_SLEEPING = 64
 # Examples that are under way for each thread (``SegmentStream.ahead``).
 _AHEAD_EACH = 8
 # The share of usable memory that the bytes read for these examples may take; decoded images are

@@ -26,6 +26,8 @@ from stoker.basics.resources import thread_delay_ns
 from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
 from stoker.stats import ProcessTrial
 
+# Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
+MOST_SLEEPING = 64
 # Fewest pieces of each number of threads: a few are not slow or fast by chance. Chosen, not
 # measured.
 _PIECES = 12

@@ -13,13 +13,12 @@ from stoker.basics.validate import names_in
 from stoker.sources.arrow.table import TableSource, import_pyarrow, to_table
 from stoker.sources.files import compression_of, version_of
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.source import Identified
 
 # Of usable memory: the table takes about as much as its text, while this is read too.
 _MOST_SHARE = 0.5
 
 
-class CsvSource(TableSource, Identified[Any]):
+class CsvSource(TableSource):
     """The rows of CSV files; a file that changes later is not read again.
 
     Raises:

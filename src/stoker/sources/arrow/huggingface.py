@@ -13,24 +13,14 @@ from numpy.typing import NDArray
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.arrow.table import numbers_in, without_views
+from stoker.sources.arrow.table import TableSource, numbers_in, without_views
 from stoker.sources.files import read_file
-from stoker.sources.source import (
-    GathersRows,
-    Identified,
-    Indices,
-    Labeled,
-    OwnSource,
-    ReadsColumns,
-    Rows,
-)
+from stoker.sources.source import Indices
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
 
-class HuggingFaceSource(
-    OwnSource, GathersRows[Any], ReadsColumns[Any], Identified[Any], Labeled[Any]
-):
+class HuggingFaceSource(TableSource):
     """The rows of a dataset, as dicts by column; images and sound are the stored bytes.
 
     Rows come straight from the dataset's memory-mapped Arrow tables, so the dataset decodes
@@ -71,11 +61,6 @@ class HuggingFaceSource(
     def fields(self) -> Sequence[str | int]:
         return self._columns
 
-    @property
-    def rows(self) -> Rows | None:
-        found = self._grouped_rows
-        return found if found is not None and found.are_stacked else None
-
     @functools.cached_property
     def _grouped_rows(self) -> GroupedRows | None:
         """The rows of its tables that its selection leaves; None if files must be read."""
@@ -90,15 +75,12 @@ class HuggingFaceSource(
             return None
         return GroupedRows.of(table, None if picked is None else picked.table)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_grouped_rows"}
-
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: Indices) -> list[Any]:
         if self._grouped_rows is not None:
-            return self._grouped_rows.examples(indices)
+            return super().fetch(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns), self._folder))
 
@@ -109,7 +91,7 @@ class HuggingFaceSource(
     def extent(self) -> str:
         data = getattr(self._dataset, "data", None)
         chunks = "" if data is None else in_chunks(data.table.select(self._columns))
-        return super().extent() + chunks
+        return f"{len(self):,} examples{chunks}"
 
     def identity(self) -> str | None:
         """Return the dataset's own fingerprint: a digest of its data and transforms."""

@@ -1,9 +1,13 @@
-"""Parquet files: rows by number, read by whole row groups."""
+"""Parquet files: rows by number, read by whole row groups.
+
+At URLs a row group is a range of its file, read ahead while there is room.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import itertools
 import os
 from collections import deque
@@ -13,25 +17,23 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
+from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
-from stoker.sources.arrow.blocks import HeldBlocks
+from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
-from stoker.sources.files import FileVersion, version_of
+from stoker.sources.blocks import HeldBlocks
+from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
+from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.source import (
-    Fingerprinted,
-    GathersRows,
-    Indices,
-    OwnSource,
-    ReadsBlocks,
-    ReadsColumns,
-    Rows,
-)
+from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.source import ReadsRanges
+from stoker.sources.remote.storage import RemoteOptions
+from stoker.sources.source import Indices, Rows
 
 # Of usable memory. bench/results/records.json, row "disk: parquet": where row groups stay, later
 # epochs are 100 times as fast as the first.
@@ -44,46 +46,48 @@ _WHOLE_BYTES = 256 << 20
 _FOOTERS_BYTES = 16 << 20
 # Rows read for each that is used: beyond that nearly all reading is in vain. Chosen, not measured.
 _RARELY = 20
+# Of the memory for row groups: those that are read ahead are held beside the kept ones.
+_AHEAD_SHARE = 0.25
 
 
-class _Footers:
-    """The metadata of the files read last, up to a total size. Pickles as an empty one."""
+class _OpenFiles:
+    """The metadata of the files read last, up to a total size, and the last one, still open.
+
+    Opening takes 50 us, a tenth of reading a row group of 12,500 rows with 8 columns. One thread at
+    a time reads an open file. Pickles as none.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._nbytes = 0
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _Footers, ()
-
-    def add(self, path: str, metadata: Any) -> None:
-        if self._nbytes + metadata.serialized_size > _FOOTERS_BYTES:
-            self._held, self._nbytes = {}, 0
-        self._held[path] = metadata
-        self._nbytes += metadata.serialized_size
-
-    def get(self, path: str) -> Any:
-        """Return the metadata of a file; None if it is not held."""
-        return self._held.get(path)
-
-
-class _OpenFile:
-    """The file that was read last, still open: opening takes 50 us, a tenth of reading a row group
-    of 12,500 rows with 8 columns. One thread at a time reads it. Pickles as none."""
-
-    def __init__(self) -> None:
         self._idle: deque[tuple[str, Any]] = deque(maxlen=1)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _OpenFile, ()
+        return _OpenFiles, ()
+
+    def add(self, path: str, metadata: Any) -> None:
+        if self._nbytes + metadata.serialized_size > _FOOTERS_BYTES:
+            self._metadata, self._nbytes = {}, 0
+        self._metadata[path] = metadata
+        self._nbytes += metadata.serialized_size
+
+    def metadata(self, path: str) -> Any:
+        """Return the metadata of a file; None if it is not held."""
+        return self._metadata.get(path)
 
     def take(self, path: str) -> Any:
-        """Return the file, which no other thread gets until it is kept again; None if not open."""
+        """Return the file, which no other thread gets until it is kept again."""
         with contextlib.suppress(IndexError):
             held, file = self._idle.pop()
             if held == path:
                 return file
-        return None
+        metadata = self.metadata(path)
+        # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which fetches the
+        # columns together beforehand, 0.47.
+        file = _parquet().ParquetFile(path, metadata=metadata, pre_buffer=False)
+        if metadata is None:
+            self.add(path, file.metadata)
+        return file
 
     def keep(self, path: str, file: Any) -> None:
         self._idle.append((path, file))
@@ -94,9 +98,7 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(
-    OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Fingerprinted[Any]
-):
+class ParquetSource(InFiles):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
@@ -117,11 +119,13 @@ class ParquetSource(
         TypeError: wrong kinds of arguments.
     """
 
+    caller = "from_parquet"
+
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
-        import_pyarrow("from_parquet", "pyarrow.parquet")
-        self._given = describe_paths(paths)
+        _parquet()
+        self.given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -129,7 +133,7 @@ class ParquetSource(
         self._nbytes = files = 0
         schemas: dict[Any, str] = {}  # each with the first file that has it
         nulls: set[str] = set()
-        self._footers, self._last = _Footers(), _OpenFile()
+        self._opened = _OpenFiles()
         for path, version, metadata in self._look(paths):
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
@@ -142,7 +146,7 @@ class ParquetSource(
                 counts.append(rows)
                 self._nbytes += nbytes
             self._files.append(_File(path, version))
-            self._footers.add(path, metadata)
+            self._opened.add(path, metadata)
             file_rows.append(metadata.num_rows)
         if not schemas:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
@@ -158,10 +162,6 @@ class ParquetSource(
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._has_warned = False
-
-    @property
-    def name(self) -> str:
-        return f"from_parquet({self._given})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -229,7 +229,7 @@ class ParquetSource(
         return found
 
     def _metadata_of(self, path: str) -> Any:
-        found = self._footers.get(path)
+        found = self._opened.metadata(path)
         return self._read_metadata(path) if found is None else found
 
     def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
@@ -251,64 +251,43 @@ class ParquetSource(
             f"{format_bytes(self.held.limit_bytes)} of them are kept in memory"
         )
 
-    def path(self, index: int) -> str | None:
-        """Return the file's path, and the number of the row in it."""
-        file, row = self._locate(index)
-        return f"{file.path}, row {row}"
-
-    def name_of(self, index: int) -> str:
-        file, row = self._locate(index)
-        return f"{os.path.basename(file.path)}, row {row}"
-
-    def identity(self) -> str | None:
-        """Return the columns; rows are identified by file, size and times, and by number."""
+    def settings(self) -> str:
         types = f" as {self._schema.types}" if self._is_mixed else ""  # those of other files, too
         return f"parquet {self._columns}{types}"
 
-    def fingerprint(self, index: int) -> Fingerprint:
-        file, row = self._locate(index)
-        path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), row)
+    def item(self, index: int) -> FileItem:
+        """Return the file, and the number of the row in it."""
+        file, row = self._rows_by_file.find(index)
+        return FileItem(self._files[file], row, f", row {row}")
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         """Yield each matching file, with its version and its metadata."""
-        for path in find_files(paths, "from_parquet", ".parquet"):
+        for path in find_files(paths, self.caller, ".parquet"):
             found = os.stat(path)
             yield path, version_of(found), self._read_metadata(path)
 
     def _read_metadata(self, path: str, file: Any = None) -> Any:
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
+        parquet = _parquet()
         try:
             return parquet.read_metadata(path if file is None else file)
+        except (RemoteError, FileNotFoundError):
+            raise
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
-    def _locate(self, index: int) -> tuple[_File, int]:
-        """Return the file of a row, and the row's number in it."""
-        file, row = self._rows_by_file.find(index)
-        return self._files[file], row
-
     def _open(self, path: str) -> Any:
-        return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)
+        return _parquet().ParquetFile(path)
 
     def _read(self, group: int) -> Any:
         number, within = self._groups[group]
         path, version = self._files[number]
-        parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
             raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         try:
-            file = self._last.take(path)
-            if file is None:
-                footer = self._footers.get(path)
-                # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which
-                # fetches the columns together beforehand, 0.47.
-                file = parquet.ParquetFile(path, metadata=footer, pre_buffer=False)
-                if footer is None:
-                    self._footers.add(path, file.metadata)
+            file = self._opened.take(path)
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
-            self._last.keep(path, file)
+            self._opened.keep(path, file)
             return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(f"{path}, row group {within}: {error}") from error
@@ -339,6 +318,10 @@ class ParquetSource(
             f"random order, and {format_bytes(held.limit_bytes)} of them are kept. Put "
             ".cache(...) behind it, or write smaller row groups"
         )
+
+
+def _parquet() -> Any:
+    return import_pyarrow("from_parquet", "pyarrow.parquet")
 
 
 def columns_of(path: str, names: Collection[str]) -> list[str]:
@@ -426,3 +409,106 @@ def _row_groups(
             f"{sum(counts):,}"
         )
     return groups
+
+
+class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
+    """The rows of Parquet files at URLs, all of one file system.
+
+    For a row group, one range is read: from its first wanted column to its last.
+
+    Args:
+        options: how the files are listed and read.
+
+    Raises as ``ParquetSource`` does, and RemoteError, also for a server that does not send parts of
+    files.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        options: RemoteOptions,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.access = access_to(paths, options)
+        self._metadata: dict[str, Any] = {}
+        super().__init__(paths, columns)
+        self._spans = [self._span(group) for group in range(len(self._groups))]
+
+    @property
+    def rows(self) -> Rows | None:
+        """Return None: a reader reads row groups ahead."""
+        return None
+
+    def reader(self, selection: Selection | None = None) -> BlockReader:
+        """Open the file system for reading ahead."""
+        ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
+        return BlockReader(self, self.access.reader(self), ahead_bytes)
+
+    def of_columns(self, names: Sequence[str]) -> Self:
+        twin = super().of_columns(names)
+        twin._spans = [twin._span(group) for group in range(twin.row_groups)]
+        return twin
+
+    def tables(self, groups: Sequence[int]) -> Iterator[Any]:
+        """Yield the tables of row groups; as many are read at a time as requests are allowed."""
+        with contextlib.closing(self.access.reader(self)) as reader:
+            for start in range(0, len(groups), reader.requests):
+                some = groups[start : start + reader.requests]
+                reader.expect(some)
+                for group in some:
+                    yield from reader.fetch([group])
+
+    def _metadata_of(self, path: str) -> Any:
+        return self._metadata[path]
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Refuse: a range has all columns of a row group, so one column is not cheap."""
+        raise TypeError(
+            f"{self.name} cannot read one column of all files: give its numbers as an array"
+        )
+
+    def locate(self, index: int) -> RemoteFile:
+        """Return a row group's range."""
+        start, end = self._spans[index]
+        file = self._files[self._groups[index][0]]
+        return RemoteFile(file.path, end - start, start, *file.version[:2])
+
+    def example(self, index: int, data: bytes) -> Any:
+        """Return the table of a row group."""
+        number, within = self._groups[index]
+        path, version = self._files[number]
+        first = self._spans[index][0]
+
+        def read(start: int, nbytes: int) -> bytes:
+            return data[start - first : start - first + nbytes] if start >= first else b""
+
+        part = io.BufferedReader(SeekableFile(version.size_bytes, read))
+        try:
+            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
+            table = file.read_row_group(within, columns=self._columns, use_threads=False)
+            return self._declared(table, self._columns)
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
+            raise ValueError(
+                f"{path}, row group {within}, is damaged, or the file has changed since the "
+                f"pipeline was built: {error}"
+            ) from error
+
+    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
+        def look(file: PartialFile) -> tuple[str, FileVersion, Any]:
+            return file.path, file.version, self._read_metadata(file.path, file.as_file())
+
+        urls = find_urls(paths, self.access, ".parquet")
+        for url, version, metadata in self.access.for_each(urls, look):
+            self._metadata[url] = metadata
+            yield url, version, metadata
+
+    def _span(self, group: int) -> tuple[int, int]:
+        """Return the first and last byte of a row group's wanted columns."""
+        number, within = self._groups[group]
+        about = self._metadata[self._files[number].path].row_group(within)
+        chunks = [about.column(at) for at in range(about.num_columns)]
+        wanted = [c for c in chunks if columns_of(c.path_in_schema, self._columns)]
+        wanted = wanted or chunks[:1]  # of a file without these columns, only rows count
+        starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
+        ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
+        return min(starts), max(ends)

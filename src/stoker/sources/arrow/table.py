@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsColumns, Rows
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
+class TableSource(IndexedSource):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
@@ -42,10 +43,12 @@ class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped_rows if self._grouped_rows.are_stacked else None
+        found = self._grouped_rows
+        return found if found is not None and found.are_stacked else None
 
     @functools.cached_property
-    def _grouped_rows(self) -> GroupedRows:
+    def _grouped_rows(self) -> GroupedRows | None:
+        """The rows, unless more than the table must be read."""
         return GroupedRows.of(self._table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,6 +58,7 @@ class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
         return int(self._table.num_rows)
 
     def fetch(self, indices: Indices) -> list[Any]:
+        assert self._grouped_rows is not None
         return self._grouped_rows.examples(indices)
 
     def column(self, field: str | int) -> NDArray[Any]:

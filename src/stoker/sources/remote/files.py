@@ -1,4 +1,4 @@
-"""Files as examples, on any file system: class folders at a URL, and lists of files anywhere.
+"""Files on any file system: as examples, and as lists for sources that read parts of them.
 
 URLs are read through fsspec (extra ``[remote]``). A source holds the listing, made once, and how to
 read the files; it pickles with both. Open connections belong to its readers.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -18,25 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, of_file
-from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
-from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.patterns import Names, expand_braces, is_web, path_list, split_query
-from stoker.sources.remote.options import RemoteOptions
-from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.source import Access, ReadsRanges
-from stoker.sources.remote.storage import UNKNOWN, Entries
-from stoker.sources.source import (
-    Fingerprinted,
-    Indices,
-    Labeled,
-    OwnSource,
-    ReadsAhead,
-    ReadsFiles,
+from stoker.sources.origin import IndexedSource
+from stoker.sources.patterns import (
+    Names,
+    Paths,
+    expand_braces,
+    is_aside,
+    is_web,
+    path_list,
+    split_query,
 )
+from stoker.sources.remote.reader import RemoteFile, RemoteReader
+from stoker.sources.remote.source import Access
+from stoker.sources.remote.storage import UNKNOWN, Entries, RemoteOptions
+from stoker.sources.source import Indices
 
-_HIDDEN = re.compile(r"(?:^|/)\.")
+HIDDEN = re.compile(r"(?:^|/)\.")
 
 
 class File(NamedTuple):
@@ -48,100 +48,7 @@ class File(NamedTuple):
     """The file's bytes."""
 
 
-class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
-    """Files in one sub-folder per class, at a URL; in the order that a local folder has.
-
-    Args:
-        url: the folder.
-        options: how its files are listed and read.
-        class_folders: the suffixes of examples, and the numbers of the classes.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
-            class; or it is a URL of HTTP.
-        RemoteError: the server failed for longer than ``retry_s``, or for good.
-        ImportError: a package is missing.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        options: RemoteOptions,
-        class_folders: ClassFolders | None = None,
-    ) -> None:
-        if is_web(url):
-            raise ValueError(
-                f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
-                "as a list or by braces such as {000..099}, and take the labels from the paths"
-            )
-        self.access = Access(url, options)
-        self._class_folders = class_folders = class_folders or ClassFolders.of()
-        listed = self.access.find()
-        if not listed.names:
-            raise FileNotFoundError(f"there are no files below {url}")
-        files: dict[str, list[int]] = {}
-        for at, name in enumerate(listed.names):
-            folder, slash, _ = name.partition("/")
-            if slash and not folder.startswith("."):
-                found = files.setdefault(folder, [])
-                if not _HIDDEN.search(name) and name.lower().endswith(class_folders.suffixes):
-                    found.append(at)
-        if not files:
-            raise ValueError(
-                f"{url} has no sub-folders; from_folder expects one a class, such as "
-                "train/cat/0001.jpg"
-            )
-        for found in files.values():
-            found.sort(key=listed.names.__getitem__)
-        self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
-        self._labels = list(labels.values())
-        self._numbering = Numbering([len(files[folder]) for folder in labels])
-        chosen = [at for folder in labels for at in files[folder]]
-        self._listed = _Listed.of(url, listed, chosen)
-
-    @property
-    def name(self) -> str:
-        return f"from_folder({self.access.url!r})"
-
-    @property
-    def fields(self) -> Sequence[str | int]:
-        return self._class_folders.kind._fields
-
-    def __len__(self) -> int:
-        return self._numbering.total
-
-    def path(self, index: int) -> str | None:
-        return self.locate(index).url
-
-    def name_of(self, index: int) -> str:
-        return self.locate(index).url
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        return self.classes
-
-    def identity(self) -> str | None:
-        """Return the folder's URL, if its server sent a version of every file."""
-        has_versions = self._listed.versions.all()
-        return self._class_folders.identity_of(self.access.url) if has_versions else None
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's URL, size and version, as they were listed, and its label."""
-        file = self.locate(index)
-        return Fingerprint(file.url, file.size, file.version, self._label(index))
-
-    def locate(self, index: int) -> RemoteFile:
-        return self._listed.locate(index)
-
-    def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._class_folders.kind(data, self._label(index))
-
-    def _label(self, index: int) -> int:
-        return self._labels[self._numbering.find(index)[0]]
-
-
-class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
+class FilesSource(IndexedSource):
     """Whole files by path or URL.
 
     Attributes:
@@ -170,7 +77,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         options: RemoteOptions,
     ) -> None:
-        self._listed: _Listed | None = None
+        self._listed: Listed | None = None
         alone = isinstance(files, (str, os.PathLike))
         given = [_to_text(file) for file in path_list(files, "from_files")]
         if alone and "://" in given[0]:
@@ -266,14 +173,14 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             self.access = replace(self.access, url=f"{protocol}://{folder}")
             listed = self.access.find(None if "**" in tail else tail.count("/") + 1)
             chosen = _matching(listed.names, tail)
-            self._listed = _Listed.of(self.access.url, listed, chosen)
+            self._listed = Listed.of(self.access.url, listed, chosen)
             files = self._listed.names
         if not len(files):
             raise FileNotFoundError(f"no file fits {pattern}")
         return files
 
 
-class _Listed(NamedTuple):
+class Listed(NamedTuple):
     """Some of the files below a folder, kept compactly enough for millions."""
 
     url: str
@@ -283,7 +190,7 @@ class _Listed(NamedTuple):
     versions: NDArray[np.int64]
 
     @classmethod
-    def of(cls, url: str, listed: Entries, chosen: list[int]) -> _Listed:
+    def of(cls, url: str, listed: Entries, chosen: list[int]) -> Listed:
         sizes, versions = (np.array(each, np.int64)[chosen] for each in listed[2:])
         names = Names([listed.names[at] for at in chosen])
         return cls(url if url.endswith("/") else f"{url}/", listed.folder, names, sizes, versions)
@@ -299,8 +206,8 @@ def _matching(names: Sequence[str], pattern: str) -> list[int]:
     """Return which names fit a pattern, sorted by name; hidden ones only if it names them."""
     from fsspec.utils import glob_translate
 
-    fits, hidden = re.compile(glob_translate(pattern)).fullmatch, _HIDDEN.search(pattern)
-    found = [at for at, name in enumerate(names) if hidden or not _HIDDEN.search(name)]
+    fits, hidden = re.compile(glob_translate(pattern)).fullmatch, HIDDEN.search(pattern)
+    found = [at for at, name in enumerate(names) if hidden or not HIDDEN.search(name)]
     return sorted(filter(lambda at: fits(names[at]), found), key=names.__getitem__)
 
 
@@ -330,3 +237,47 @@ def _find_pattern(url: str) -> int | None:
     start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]
     found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)
     return found.start() if found else None
+
+
+def access_to(given: Paths, options: RemoteOptions) -> Access:
+    """Return the access to the file system of these URLs."""
+    return Access(str(path_list(given, "a source")[0]), options)
+
+
+def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
+    """Return the matching files: a list's in its order, a pattern's sorted.
+
+    Args:
+        given: URLs or patterns; braces are expanded first.
+        access: to their file system.
+        suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
+            without it, and without a query, is a folder if there are such files below it; over
+            HTTP it is a file.
+
+    Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
+    RemoteError.
+    """
+    texts = [os.fspath(each) for each in path_list(given, "a source")]
+    urls: list[str] = []
+    for url in itertools.chain.from_iterable(map(expand_braces, texts)):
+        if "://" not in url:
+            raise ValueError(f"{url} is a local path, among URLs: read them apart")
+        is_folder = suffix and not url.endswith(suffix) and "*" not in url and not is_web(url)
+        folder = f"{url.rstrip('/')}/"
+        try:
+            found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
+        except FileNotFoundError:
+            if not is_folder:
+                raise
+            found, is_folder = FilesSource(url, access.options), False
+        each = [str(found.path(index)) for index in range(len(found))]
+        if is_folder:
+            each = [
+                one
+                for one in each
+                if not one.startswith(folder) or not is_aside(one[len(folder) :])
+            ]
+        if not each:
+            raise FileNotFoundError(f"no file fits {folder}**/*{suffix}")
+        urls += each
+    return urls

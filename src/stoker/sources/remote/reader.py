@@ -1,4 +1,4 @@
-"""Reading ahead from a remote file system: single files, or whole blocks of examples."""
+"""Reading from a remote file system: single parts now, and files or blocks ahead of their use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from stoker.basics.future import OneShot
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import again_soon, defer_interrupts
-from stoker.sources.arrow.blocks import HeldBlocks
+from stoker.sources.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.options import RemoteOptions
-from stoker.sources.remote.storage import Storage
+from stoker.sources.remote.storage import RemoteOptions, Storage
 from stoker.sources.source import Indices
 
 # As long as a user waits without a word for connections that are being closed.

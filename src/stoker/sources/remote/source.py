@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
 from stoker.schedule.selection import Selection
+from stoker.sources.files import FileVersion, PartialFile, for_each
 from stoker.sources.patterns import is_web
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
-from stoker.sources.remote.storage import Entries, FileStorage, Storage, import_extra
+from stoker.sources.remote.storage import Entries, FileStorage, RemoteOptions, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
-from stoker.sources.source import FetchesMany, Indices, Reader, ReadsAhead, T_co
+from stoker.sources.source import Indices, Reader, Source, T_co
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
+class ReadsRanges(Source[T_co]):
     """A source of files, or of ranges of files, in one remote file system; they are read ahead.
 
     Its readers see it as ``Files``. Open connections belong to the readers.
@@ -41,11 +45,15 @@ class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
     def example(self, index: int, data: bytes) -> T_co:
         """Make the example, or the block, from its bytes."""
 
+    def __getitem__(self, index: int, /) -> T_co:
+        (example,) = self.fetch([index])
+        return example
+
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
         return self.access.reader(self)
 
-    def fetch(self, indices: Indices) -> list[Any]:
+    def fetch(self, indices: Indices) -> list[T_co]:
         """Read examples, through a reader that is opened for this call."""
         with contextlib.closing(self.reader()) as reader:
             return reader.fetch(indices)
@@ -98,6 +106,39 @@ class Access:
     def reader(self, files: Files) -> RemoteReader:
         """Open the file system for reading ahead."""
         return RemoteReader(files, self.open(), self.options)
+
+    def for_each(
+        self,
+        urls: Sequence[str],
+        look: Callable[[PartialFile], T],
+        show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
+    ) -> list[T]:
+        """Return the results of ``look`` for each file, as ``files.for_each``."""
+        opened, has_ended = self.open(), False
+
+        def check() -> None:
+            if has_ended:
+                raise RuntimeError("another file could not be read")
+
+        def run(url: str, attempt: Callable[[], Awaitable[R]]) -> R:
+            check()
+            again = functools.partial(retry, attempt, url, self.options.retry_s, check)
+            return run_on(opened.loop, again)
+
+        def look_at(url: str) -> T:
+            path = opened.to_path(url)
+            version = FileVersion(*run(url, lambda: opened.look_up(path)))
+
+            def read(start: int, nbytes: int) -> bytes:
+                return run(url, lambda: opened.read_part(path, start, nbytes, *version[:2]))
+
+            return look(PartialFile(url, version, read, reads_ahead=True))
+
+        try:
+            return for_each(urls, look_at, self.options.requests, show)
+        finally:
+            has_ended = True  # where one has failed, others may be under way
+            run_on(opened.loop, opened.close)
 
     def find(self, levels: int | None = None) -> Entries:
         """List the files below ``url``, at least those down to so many levels.

@@ -18,10 +18,10 @@ from stoker.sources.remote.failures import (
     TruncatedError,
     UnusableError,
 )
-from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import (
     SIZE_UNTOLD,
     UNKNOWN,
+    RemoteOptions,
     Storage,
     digest_of,
     import_extra,

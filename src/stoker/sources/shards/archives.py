@@ -7,7 +7,6 @@ read each header while indexing would take a read for each.
 
 from __future__ import annotations
 
-import io
 import itertools
 import posixpath
 import stat
@@ -16,13 +15,10 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from stoker.sources.files import FileVersion, OpenFile, SeekableFile, compression_of
+from stoker.sources.files import PartialFile, compression_of
 
-# A disk reads 64 KiB in a fraction of a seek's time; in archives of small files many headers lie in
-# it.
-_AHEAD_BYTES = 1 << 16
 _ASIDE = "__"  # files and folders such as __MACOSX
 # The longest magic number of the compressions that are known has six.
 _HEAD_BYTES = 8
@@ -48,17 +44,6 @@ _ZIP_HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and
 # Bit 0 of the general purpose flags (APPNOTE 4.4.4).
 _ENCRYPTED = 1
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-
-class ShardFile(Protocol):
-    """A file that is read by offset: ``OpenFile``, or one behind a URL."""
-
-    @property
-    def path(self) -> str: ...
-
-    def version(self) -> FileVersion: ...
-
-    def read(self, start: int, nbytes: int) -> bytes: ...
 
 
 class ArchiveMember(NamedTuple):
@@ -93,55 +78,13 @@ def split_name(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, field.lower()
 
 
-class HeaderReads:
-    """A ``ShardFile`` that is read from its beginning to its end, by one thread.
-
-    If the next header is within so many bytes, that much is read at once: slow storage then needs
-    one seek. Headers of large files are read alone.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = OpenFile(path)
-        self._size_bytes = self._file.version().size_bytes
-        self._held, self._start, self._last = b"", 0, -_AHEAD_BYTES
-
-    def version(self) -> FileVersion:
-        return self._file.version()
-
-    def read(self, start: int, nbytes: int) -> bytes:
-        within = start - self._start
-        if not 0 <= within <= len(self._held) - nbytes:
-            near = 0 <= start - self._last < _AHEAD_BYTES
-            ahead = min(_AHEAD_BYTES, self._size_bytes - start) if near else 0
-            self._start, within = start, 0
-            self._held = self._file.read(start, max(nbytes, ahead))
-        self._last = start
-        return self._held[within : within + nbytes]
-
-
-class SeekableShard(SeekableFile):
-    """A file read by offset, in the form that ``zipfile`` needs."""
-
-    def __init__(self, file: ShardFile) -> None:
-        super().__init__(file.version().size_bytes)
-        self._file = file
-
-    def readinto(self, buffer: Any) -> int:
-        nbytes = max(0, min(len(buffer), self._size - self._at))
-        if nbytes:
-            buffer[:nbytes] = self._file.read(self._at, nbytes)
-        self._at += nbytes
-        return nbytes
-
-
-def members_of(file: ShardFile) -> ArchiveMembers:
+def members_of(file: PartialFile) -> ArchiveMembers:
     """Yield the files of an archive, tar or zip by its first bytes.
 
     Raises DamagedError after the last member that is whole; UnusableShardError for what is no
     archive, or cannot be read by offset.
     """
-    size = file.version().size_bytes
+    size = file.version.size_bytes
     if not size:
         raise UnusableShardError(f"{file.path} is empty: it is not a tar archive")
     head = file.read(0, min(_HEAD_BYTES, size))
@@ -153,7 +96,7 @@ def members_of(file: ShardFile) -> ArchiveMembers:
     return _zip_members(file) if head.startswith(_ZIP_MAGIC) else _tar_members(file)
 
 
-def _tar_members(file: ShardFile) -> ArchiveMembers:
+def _tar_members(file: PartialFile) -> ArchiveMembers:
     """Yield the regular files of an archive, then its links to them; others are passed over.
 
     A member that reaches beyond the end of the file is yielded, too, before the error.
@@ -161,7 +104,7 @@ def _tar_members(file: ShardFile) -> ArchiveMembers:
     Raises DamagedError; UnusableShardError for what is not a tar archive, for sparse files, and
     for a link to what the archive does not hold.
     """
-    size = file.version().size_bytes
+    size = file.version.size_bytes
     files: dict[str, ArchiveMember] = {}
     links: dict[str, tuple[str, str]] = {}
     damage: DamagedError | None = None
@@ -198,7 +141,7 @@ def _tar_members(file: ShardFile) -> ArchiveMembers:
         raise damage
 
 
-def _headers(file: ShardFile) -> Iterator[tarfile.TarInfo]:
+def _headers(file: PartialFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of an archive, and of those behind it (``cat a.tar b.tar``).
 
     Raises as ``_tar_members``.
@@ -257,8 +200,8 @@ def is_header(head: bytes, nbytes: int) -> bool:
 class _Blocks:
     """A shard as ``tarfile`` reads it."""
 
-    def __init__(self, file: ShardFile) -> None:
-        self._file, self._size_bytes = file, file.version().size_bytes
+    def __init__(self, file: PartialFile) -> None:
+        self._file, self._size_bytes = file, file.version.size_bytes
         self._at, self._has_ended = 0, False
 
     def tell(self) -> int:
@@ -278,14 +221,14 @@ class _Blocks:
         return data
 
 
-def _zip_members(file: ShardFile) -> ArchiveMembers:
+def _zip_members(file: PartialFile) -> ArchiveMembers:
     """Yield the files of an archive: from the header of each to that of the next.
 
     Raises DamagedError; UnusableShardError for files that are encrypted, links, or not compressed
     by deflate.
     """
     try:
-        with zipfile.ZipFile(io.BufferedReader(SeekableShard(file))) as archive:
+        with zipfile.ZipFile(file.as_file()) as archive:
             found, end = archive.infolist(), archive.start_dir
     except _ZIP_DAMAGE as error:
         raise DamagedError(f"is truncated or damaged: {error}") from error

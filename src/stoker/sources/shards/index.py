@@ -6,20 +6,18 @@ They lie in the user's cache folder. A file is named by the shard's path, and ho
 version. It may be deleted at any time. An index that cannot be read counts as missing.
 
 A process that writes an index sweeps the folder, at most once a day: it removes indexes that were
-not used for a month, indexes of local shards that no longer exist, and files that a killed process
-left half written.
+not used for a month, and files that a killed process left half written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,30 +25,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stoker.basics.future import OneShot, start_thread
 from stoker.basics.resources import user_folder
-from stoker.sources.files import FileVersion
+from stoker.sources.files import FileVersion, PartialFile
 from stoker.sources.patterns import Names
 from stoker.sources.shards.archives import (
     ArchiveMember,
     DamagedError,
-    HeaderReads,
-    ShardFile,
     UnusableShardError,
     members_of,
     split_name,
 )
 
-# More than cores: they wait for a disk.
-_THREADS = 8
-# A user who waits for an index sees that it goes on; most are built in less, without a line.
-_SHOW_EVERY_S = 2.0
 # Raised whenever the layout of an index changes: those of other formats are made anew.
-_FORMAT = 5
+_FORMAT = 6
 # 128 bits of xxh3: damage goes unnoticed once in 10**38.
 _DIGEST_BYTES = 16
-# Of the path that follows: so that it can be read alone.
-_LENGTH_BYTES = 4
 _NEW = ".new-"
 _SWEPT = ".swept"  # its time says when
 # A use is noted, and the folder swept, at most once a day: neither is worth a write in each epoch.
@@ -103,7 +92,7 @@ class ShardIndex(NamedTuple):
         return key
 
 
-def build_index(file: ShardFile) -> ShardIndex:
+def build_index(file: PartialFile) -> ShardIndex:
     """Read the headers of a shard.
 
     The index notes damage: examples before it can be read.
@@ -111,7 +100,7 @@ def build_index(file: ShardFile) -> ShardIndex:
     Raises UnusableShardError for a file that is not a shard, and for a shard in which an example
     has a field twice; OSError.
     """
-    path, version = file.path, file.version()
+    path, version = file.path, file.version
     grouping = _Grouping(path)
     damage = ""
     try:
@@ -165,62 +154,19 @@ class _Grouping:
 _NO_ROWS: NDArray[np.int64] = np.empty((0, 5), np.int64)
 
 
-def index_shards(
-    paths: Sequence[str],
-    open_shard: Callable[[str], ShardFile] = HeaderReads,
-    at_once: int = _THREADS,
-) -> list[ShardIndex]:
-    """Return the indexes of shards: kept ones, and newly built ones.
-
-    Raises as ``build_index`` for the first unusable shard.
-    """
-    results: list[OneShot[ShardIndex]] = [OneShot() for _ in paths]
-    numbers = itertools.count()  # each is taken by one thread
-    given_up = False
-
-    def run() -> None:
-        while not given_up and (number := next(numbers)) < len(paths):
-            try:
-                results[number].give(_index(open_shard(paths[number])))
-            except BaseException as error:
-                results[number].give(error=error)
-
-    threads = [
-        start_thread(f"stoker-index-{number}", run) for number in range(min(at_once, len(paths)))
-    ]
-    shown = False
-    indexes: list[ShardIndex] = []
-    due_s = time.monotonic() + _SHOW_EVERY_S
-    try:
-        for result in results:
-            while True:
-                try:
-                    indexes.append(result.wait(max(0.0, due_s - time.monotonic())))
-                    break
-                except TimeoutError:
-                    shown = _show(indexes, len(paths)) or shown
-                    due_s = time.monotonic() + _SHOW_EVERY_S
-    finally:
-        given_up = True
-    for thread in threads:
-        thread.join()
-    if shown:
-        _show(indexes, len(paths))
-    return indexes
-
-
-def _index(file: ShardFile) -> ShardIndex:
-    version = file.version()
-    is_told = version.modified_ns != 0  # not all servers tell it
-    index = load_index(file.path, version) if is_told else None
+def index_of(file: PartialFile) -> ShardIndex:
+    """Return the kept index of a shard, or a new one, which is kept. Raises as ``build_index``."""
+    version = file.version
+    index = load_index(file.path, version) if version.is_known else None
     if index is None:
         index = build_index(file)
-        if is_told:
+        if version.is_known:
             save_index(index)
     return index
 
 
-def _show(indexes: Sequence[ShardIndex], of: int) -> bool:
+def show_progress(indexes: Sequence[ShardIndex], of: int) -> bool:
+    """Write to a terminal how many shards are indexed; return False if there is none."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
         if sys.stderr.isatty():
             examples = sum(len(index.keys) for index in indexes)
@@ -232,10 +178,8 @@ def _show(indexes: Sequence[ShardIndex], of: int) -> bool:
 
 class _Stored(msgspec.Struct, array_like=True):
     format: int
-    size_bytes: int
-    modified_ns: int
-    changed_ns: int
-    inode: int
+    path: bytes
+    version: FileVersion
     damage: str
     keys: bytes
     fields: list[bytes]
@@ -248,22 +192,17 @@ def index_folder() -> str:
 
 def load_index(path: str, version: FileVersion) -> ShardIndex | None:
     """Return the kept index of this version of a shard, or None."""
-    head = _head(path)
     try:
         with open(_file_of(path), "rb") as file:
-            found = memoryview(file.read())
-            digest, content = found[:_DIGEST_BYTES], found[_DIGEST_BYTES:]
-            if xxhash.xxh3_128_digest(content) != digest or content[: len(head)] != head:
+            digest, content = file.read(_DIGEST_BYTES), file.read()
+            if xxhash.xxh3_128_digest(content) != digest:
                 return None
-            stored = msgspec.msgpack.decode(content[len(head) :], type=_Stored)
+            stored = msgspec.msgpack.decode(content, type=_Stored)
             if time.time() - os.fstat(file.fileno()).st_mtime > _DAY_S:
                 os.utime(file.fileno())  # it is in use
     except (OSError, msgspec.MsgspecError):
         return None
-    indexed = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
-    if (stored.format, indexed) != (_FORMAT, version):
-        return None
-    if len(stored.columns) != len(Places._fields):
+    if (stored.format, stored.path, stored.version) != (_FORMAT, _real(path), version):
         return None
     places = Places(*(np.frombuffer(column, np.int64) for column in stored.columns))
     keys = Names(_decode(stored.keys).split("\0") if stored.keys else [])
@@ -275,13 +214,14 @@ def save_index(index: ShardIndex) -> None:
     """Write the index of a shard, as a whole or not at all. Without a folder nothing is kept."""
     stored = _Stored(
         _FORMAT,
-        *index.version,
+        _real(index.path),
+        index.version,
         index.damage,
         _encode("\0".join(index.keys)),
         [_encode(field) for field in index.fields],
         [column.tobytes() for column in index.places],
     )
-    content = _head(index.path) + msgspec.msgpack.encode(stored)
+    content = msgspec.msgpack.encode(stored)
     with contextlib.suppress(OSError):
         os.makedirs(index_folder(), mode=0o700, exist_ok=True)
         handle, new = tempfile.mkstemp(prefix=_NEW, dir=index_folder())
@@ -310,36 +250,16 @@ def _sweep(folder: str) -> None:
             continue
         with contextlib.suppress(OSError):
             idle_s = now - entry.stat(follow_symlinks=False).st_mtime
-            is_new = entry.name.startswith(_NEW)
-            if idle_s > (_WRITING_S if is_new else _UNUSED_S) or (
-                not is_new and _is_orphan(entry.path)
-            ):
+            if idle_s > (_WRITING_S if entry.name.startswith(_NEW) else _UNUSED_S):
                 os.unlink(entry.path)
 
 
-def _is_orphan(file: str) -> bool:
-    """True if an index's local shard is gone although the shard's folder still exists."""
-    with open(file, "rb") as index:
-        index.seek(_DIGEST_BYTES)
-        length = int.from_bytes(index.read(_LENGTH_BYTES), "little")
-        path = os.fsdecode(index.read(min(length, 1 << 16)))
-    if "://" in path or "\0" in path or not os.path.isabs(path):
-        return False
-    return os.path.isdir(os.path.dirname(path)) and not os.path.lexists(path)
-
-
-def _head(path: str) -> bytes:
-    real = _encode(_real(path))
-    return len(real).to_bytes(_LENGTH_BYTES, "little") + real
-
-
 def _file_of(path: str) -> str:
-    name = xxhash.xxh3_128_hexdigest(_encode(_real(path)))
-    return os.path.join(index_folder(), name)
+    return os.path.join(index_folder(), xxhash.xxh3_128_hexdigest(_real(path)))
 
 
-def _real(path: str) -> str:
-    return path if "://" in path else os.path.realpath(path)
+def _real(path: str) -> bytes:
+    return _encode(path if "://" in path else os.path.realpath(path))
 
 
 def _encode(text: str) -> bytes:

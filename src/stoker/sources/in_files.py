@@ -1,0 +1,89 @@
+"""``InFiles``: a source whose examples are parts of files, local or at URLs."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from stoker.basics.fingerprint import Fingerprint, of_file
+from stoker.sources.files import FileVersion
+from stoker.sources.origin import IndexedSource
+
+
+class VersionedFile(Protocol):
+    """A file of this version; its path is absolute, or a URL."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def version(self) -> FileVersion: ...
+
+
+class FileItem(NamedTuple):
+    """Where an example is found.
+
+    Attributes:
+        file: the file.
+        number: tells the example from others of the file, also in another process.
+        suffix: follows the file's path in the example's name.
+    """
+
+    file: VersionedFile
+    number: int
+    suffix: str
+
+
+class InFiles(IndexedSource):
+    """A source whose examples are parts of files.
+
+    Attributes:
+        caller: the name of the function that makes it.
+        given: the user's paths, as a short text.
+    """
+
+    caller: str
+    given: str
+    _files: Sequence[VersionedFile]
+
+    @property
+    def name(self) -> str:
+        return f"{self.caller}({self.given})"
+
+    @abstractmethod
+    def item(self, index: int) -> FileItem:
+        """Return where an example is found."""
+
+    @abstractmethod
+    def settings(self) -> str:
+        """Return how examples are made of the files: equal settings give equal examples."""
+
+    def path(self, index: int) -> str | None:
+        item = self.item(index)
+        return item.file.path + item.suffix
+
+    def name_of(self, index: int) -> str:
+        item = self.item(index)
+        return os.path.basename(item.file.path) + item.suffix
+
+    def identity(self) -> str | None:
+        """Return the settings: an example's fingerprint has its file, and the file's version.
+
+        None if a server does not tell the version of a file.
+        """
+        are_known = all(file.version.is_known for file in self._files)
+        return self.settings() if are_known else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's present version with the example's number; for a URL the listed one."""
+        file, number, _ = self.item(index)
+        return fingerprint_in(file, number)
+
+
+def fingerprint_in(file: VersionedFile, number: int, suffix: str = "") -> Fingerprint:
+    """Return the fingerprint of a part of a file."""
+    if "://" in file.path:
+        return Fingerprint(file.path + suffix, *file.version[:2], number)
+    path = os.path.abspath(file.path)
+    return of_file(path + suffix, os.stat(path), number)

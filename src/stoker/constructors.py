@@ -22,9 +22,9 @@ from stoker.sources.dataset import of_dataset
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
-from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
 from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.steps.echo import Factor
 from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
 

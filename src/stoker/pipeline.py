@@ -25,7 +25,6 @@ from stoker.stages.batching.joining import Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
-from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
@@ -36,6 +35,7 @@ from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
 from stoker.stats import Stats, as_metrics
+from stoker.steps.echo import Echo, Factor
 from stoker.steps.late import batch_with_late
 from stoker.steps.pack import Pack
 from stoker.steps.scan import Scan

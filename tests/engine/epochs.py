@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.engine.build import EpochSetup, EpochStreams
+from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position, resume_points, row
 from stoker.engine.items import PulledStream
+from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.survivors import FilteredStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.make import Workers

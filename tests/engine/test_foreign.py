@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.items import Direct, EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -110,7 +111,7 @@ def test_a_loader_is_taken_as_it_comes(script: list[int | None], looks: list[boo
         if item is None:
             continue
         came.append(int(value(item)[0, 0]))
-        assert item.ordinal == pulled
+        assert item.place == pulled
         pulled += 1
         assert item.rows == 2
         assert item.fresh == stream.fresh == 2 * pulled
@@ -172,7 +173,7 @@ def test_a_loaders_state_is_that_behind_the_batches_asked_for(
             continue
         if item is None:
             break
-        assert item.ordinal == at + len(came)
+        assert item.place == at + len(came)
         came.append(int(value(item)[0, 0]))
         assert again.fresh == 2 * (at + len(came))
     assert came == numbers[at:]
@@ -225,25 +226,9 @@ def examples(values: list[Any], read: list[int] | None = None) -> IterableHead:
     return IterableHead(source, source.open(0), Selection(), 1, key, EpochCounters())
 
 
-@given(length=st.integers(0, 8), counts=st.lists(st.integers(1, 4), max_size=4))
-def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) -> None:
-    feed = Direct(examples(list(range(length))))
-    left = list(range(length))
-    for count in counts:
-        uses = feed.take(count)
-        assert [value(item) for item in uses.items] == left[:count]
-        assert uses.uses == [item.use for item in uses.items]
-        assert uses.ages == [item.age for item in uses.items]
-        assert all(item.scheduled == 1 and item.settled for item in uses.items)
-        del left[:count]
-        assert feed.fresh == length - len(left)
-    assert feed.in_order
-    assert feed.total is None
-
-
 def on_cpu(upstream: Any) -> DeviceStream:
     """Return the way of batches to the CPU, where a move is a view."""
-    return DeviceStream(upstream, Mover("cpu"), WorkerPool(0, 1, Autotuner()))
+    return DeviceStream(upstream, Mover("cpu"), WorkAddress(0, 0, 0), WorkerPool(0, 1, Autotuner()))
 
 
 @pytest.fixture
@@ -260,7 +245,7 @@ def test_a_device_is_one_batch_ahead(batches: list[Any]) -> None:
         assert torch.is_tensor(value(item))
         assert value(item).tolist() == [number, number]
         assert item is not None
-        assert item.ordinal == number
+        assert item.place == number
         assert item.fresh == number + 1
         assert len(read) == min(5, number + 2)
     assert stream.pull() is None

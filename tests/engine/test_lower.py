@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.chain.chain import Chain
-from stoker.engine.plan.lowering import lower
+from stoker.engine.lowering import Sift, lower
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import EchoPoint, FilterPoint, OwnPoint
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.pipeline import Pipeline
 from stoker.schedule.selection import Selection
@@ -93,8 +93,21 @@ def built(source: str, steps: list[str]) -> Chain:
 
 def letters(plan: Plan) -> str:
     """Return the kinds of the parts: segments, filter points, echo points, device points."""
-    kinds = {Segment: "s", FilterPoint: "f", EchoPoint: "e", OwnPoint: "d"}
-    return "".join(kinds[type(part)] for part in plan.parts)
+    return "".join(map(letter, plan.parts))
+
+
+def letter(part: Any) -> str:
+    if isinstance(part, Segment):
+        return "s"
+    return "f" if is_sift(part) else "e" if is_echo(part) else "d"
+
+
+def is_echo(part: Any) -> bool:
+    return isinstance(part, OwnPoint) and part.stage.traits.repeats
+
+
+def is_sift(part: Any) -> bool:
+    return isinstance(part, OwnPoint) and isinstance(part.stage, Sift)
 
 
 def expected_letters(chain: Chain) -> str:
@@ -147,7 +160,7 @@ def test_parts_come_in_the_order_of_the_chain(chain: Chain) -> None:
     assert letters(plan) == expected_letters(chain)
     assert [part.at for part in plan.parts] == list(range(len(plan.parts)))
     assert list(plan.segments) == [part for part in plan.parts if isinstance(part, Segment)]
-    pools = [each for each in plan.parts if isinstance(each, EchoPoint)]
+    pools = [each for each in plan.parts if is_echo(each)]
     assert pools == ([] if plan.pool is None else [plan.pool])
     assert plan.kinds.count("filter") == letters(plan).count("f")
 
@@ -169,12 +182,13 @@ def test_a_segment_stands_between_points(chain: Chain) -> None:
 def test_a_segment_knows_whether_a_pool_keeps_what_it_makes(chain: Chain) -> None:
     parts = chain.plan.parts
     for segment in chain.plan.segments:
-        behind = [part for part in parts[segment.at + 1 :] if not isinstance(part, FilterPoint)]
+        behind = [part for part in parts[segment.at + 1 :] if not is_sift(part)]
         follower = behind[0] if behind else None
-        assert segment.into_pool == isinstance(follower, EchoPoint)
-        if isinstance(follower, OwnPoint):  # a pool on the device follows the host's work
+        assert segment.into_pool == is_echo(follower)
+        # A pool on the device follows the host's work.
+        if isinstance(follower, OwnPoint) and not is_echo(follower):
             follower = behind[1] if len(behind) > 1 else None
-        followed = isinstance(follower, EchoPoint) and follower.echo.is_adaptive
+        followed = isinstance(follower, OwnPoint) and follower.stage.is_adaptive
         assert segment.is_followed == followed
     assert chain.plan.is_adaptive == (chain.echo is not None and chain.echo.is_adaptive)
 
@@ -186,9 +200,9 @@ def test_a_pool_knows_what_it_holds(chain: Chain) -> None:
     size = next((s.n for s in chain.stages if isinstance(s, Batch)), 1)
     assert plan.group == chain.batch_size == size
     point = plan.pool
-    assert chain.echo == (None if point is None else point.echo)
+    assert chain.echo == (None if point is None else point.stage)
     if point is not None:
-        before = chain.stages[: chain.stages.index(point.echo)]
+        before = chain.stages[: chain.stages.index(point.stage)]
         batched = chain.source.yields_batches or any(s.traits.batches for s in before)
         assert point.holds_batches == batched
         assert point.group == (1 if batched else size)
@@ -205,7 +219,7 @@ def test_segments_know_what_comes_in(chain: Chain) -> None:
             assert part.batches_in == batches
             assert part.on_device == on_device
             batches = batches or part.batch is not None
-        on_device = on_device or isinstance(part, OwnPoint)
+        on_device = on_device or (isinstance(part, OwnPoint) and part.stage.traits.moves)
     first = next(iter(chain.plan.segments), None)
     assert all(segment.source is None for segment in chain.plan.segments[1:])
     if first is not None:
@@ -234,13 +248,13 @@ def test_nothing_is_lost_doubled_or_out_of_order(chain: Chain) -> None:
 def test_a_filter_point_has_the_budgets_of_the_segment_before_it(chain: Chain) -> None:
     parts = chain.plan.parts
     for part in parts:
-        if isinstance(part, FilterPoint):
+        if isinstance(part, OwnPoint) and isinstance(part.stage, Sift):
             segment = parts[part.at - 1]
             assert isinstance(segment, Segment)
             assert segment.batch is None
             own = {one.account: one.budget for one in segment.operations if one.budget is not None}
             assert 0 not in own
-            assert part.budgets == {0: chain.budget, **own}
+            assert part.stage.budgets == {0: chain.budget, **own}
     accounts = [one.account for s in chain.plan.segments for one in s.operations if one.account]
     assert len(accounts) == len(set(accounts))
     assert all(account <= chain.accounts for account in accounts)
@@ -282,7 +296,7 @@ def test_a_cache_stands_among_the_operations_and_in_the_names() -> None:
     chain = pipeline.cache("2MiB", version="v").filter(_yes).batch(2).chain
     segment, point, behind = chain.plan.parts
     assert isinstance(segment, Segment)
-    assert isinstance(point, FilterPoint)
+    assert is_sift(point)
     assert isinstance(behind, Segment)
     assert segment.cache is chain.plan.cache is chain.stages[1]
     assert segment.cache_at == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.plan.lowering import lower
+from stoker.engine.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
@@ -25,7 +25,6 @@ from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
-from stoker.stages.echo import Echo
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
@@ -244,12 +243,12 @@ class Chain:
     def _make_on_leg(self, leg: Leg) -> Chain:
         if leg.held is None:
             return replace(self, leg=leg)
-        own = leg.held.of_rank(self.rank_world[0])
+        own, every = leg.held.of_rank(self.rank_world[0]), cast(tuple[Any, ...], self.stages)
         stages = [
             replace(stage, counts=replace(stage.counts, remaining=own.remaining, spent=own.spent))
-            if isinstance(stage, Echo) and stage.counts is not None
+            if stage.traits.repeats and stage.counts is not None
             else stage
-            for stage in self.stages
+            for stage in every
         ]
         return replace(self, stages=tuple(stages), leg=leg)
 
@@ -272,7 +271,7 @@ class Chain:
         chain = replace(self, stages=tuple(stages))
         pool = self.plan.pool
         if pool is not None and not pool.holds_batches:
-            pool.echo.check_holds(chain.batch_size)
+            pool.stage.check_holds(chain.batch_size)
         return chain
 
     @property
@@ -332,9 +331,9 @@ class Chain:
         return self.plan.maps
 
     @property
-    def echo(self) -> Echo | None:
+    def echo(self) -> Any:
         """Its echo, or None."""
-        return next((stage for stage in self.stages if isinstance(stage, Echo)), None)
+        return first_with(self.stages, lambda t: t.repeats)
 
     @property
     def has_fixed_echo(self) -> bool:

@@ -20,11 +20,11 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
 from stoker.chain.seek import seek, seek_behind_pool
-from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import ranks
+from stoker.engine.echo.stream import PoolStart
 from stoker.engine.run import Run
+from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
 from stoker.engine.workers.tuning import Autotuner
@@ -249,7 +249,7 @@ class Cursor(Bookmark):
         if not plan.carries_pool or record is None or point is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(0, epoch, items, point.echo.max_factor, point.group)
+        moment = record.carried_pool(0, epoch, items, point.stage.max_factor, point.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _note_start(

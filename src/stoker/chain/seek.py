@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from stoker.chain.chain import Chain
 from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.pool_inputs import PoolStart
-from stoker.engine.echo.pools import pool_key
+from stoker.engine.echo.stream import PoolStart
 from stoker.errors import StateError
 from stoker.schedule.cuts import EvenCuts
 from stoker.schedule.leg import Leg, UnreadRanges, deal_held
@@ -26,9 +25,9 @@ from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.selection import Cut
-from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
+from stoker.steps.echo import DEFAULT_POOL_BATCHES, pool_key
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
 _MOST_EPOCHS = 1000
@@ -95,7 +94,7 @@ def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize)
     point = chain.plan.pool
     if not chain.source.is_indexed or chain.may_leave_out or point is None:
         return None
-    echo, size = point.echo, pool_size.size
+    echo, size = point.stage, pool_size.size
     if not size and echo.pool is not None and not point.on_device:
         size = echo.pool
     if chain.plans_batches or echo.counts is None or not size:
@@ -211,15 +210,15 @@ def _check_leg(by: Chain) -> None:
     if point is None:
         return
     if not by.source.is_indexed:
-        raise StateError(f"how far .{point.echo.name} has read a stream is the rank's own")
+        raise StateError(f"how far .{point.stage.name} has read a stream is the rank's own")
     if point.holds_batches:
-        raise StateError(f"the batches in the pool of .{point.echo.name} are the rank's own")
+        raise StateError(f"the batches in the pool of .{point.stage.name} are the rank's own")
     if by.may_leave_out:
         joins = next((stage for stage in by.stages if stage.traits.joins), None)
         if joins is not None:
             raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
         raise StateError(
-            f"what is left out in front of the pool of .{point.echo.name}, or behind it, is the "
+            f"what is left out in front of the pool of .{point.stage.name}, or behind it, is the "
             "rank's own"
         )
 
@@ -381,7 +380,7 @@ def _whole(by: Chain) -> UnreadRanges:
     return UnreadRanges([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
 
 
-def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
+def _pool_size(echo: Any, loaded: Loaded, group: int) -> PoolSize:
     """Return the size that the earlier run chose for a pool, at most the size allowed here."""
     if echo.pool is not None:
         return PoolSize(echo.pool)
@@ -421,13 +420,13 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
         offset = sum(read.offset for read in told)
         return _RankProgress(told[0].rows, sequences=sequences, offset=offset)
     point = by.plan.pool
-    if not isinstance(node, PoolStart) or point is None or point.echo.counts is None:
+    if not isinstance(node, PoolStart) or point is None or point.stage.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
         return _RankProgress(position.fresh)
     uses_drawn = position.yielded * by.batch_size
     key = pool_key(loaded.seed, loaded.epoch, position.leg)
     size = loaded.pool_size.size
-    pool = Pool(point.echo.counts, size, point.group, key, by.examples())
+    pool = Pool(point.stage.counts, size, point.group, key, by.examples())
     pool.restore(node.snapshot)
     pool.skip(-(-uses_drawn // point.group) - pool.step)
     return _RankProgress(pool.admitted, *pool.left())

@@ -14,7 +14,7 @@ import contextlib
 import json
 import zlib
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,22 +24,18 @@ from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
-from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.lowering import Sift
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    EchoPoint,
-    FilterPoint,
     OwnPoint,
 )
-from stoker.engine.plan.segment import Segment
-from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Cut
-from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
+from stoker.steps.echo import DEFAULT_POOL_BATCHES
 
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
@@ -280,7 +276,7 @@ def pool_size_of(saved: Any, plan: Plan) -> PoolSize:
         return PoolSize()
     if plan.pool is None or len(saved) > 1:
         raise ValueError("a pool is in it that this pipeline has not")
-    echo, group = plan.pool.echo, plan.pool.group
+    echo, group = plan.pool.stage, plan.pool.group
     least, most = group, DEFAULT_POOL_BATCHES * group
     if echo.is_adaptive:  # pool= may differ from the saved run's
         least, most = 1, compact_integers.LARGEST
@@ -334,7 +330,10 @@ def position(state: dict[str, Any], fit: StateSchema, pool_size: PoolSize) -> Po
             examples, group = cuts.examples, cuts.largest
             if plan.pool is None:  # one state serves all ranks, whose batches have unequal sizes
                 found.uses = found.fresh = cuts.start(yielded)
-        bounds = Bounds(examples, yielded, group, pool_size, epoch, plan.carries_pool, cuts)
+        in_step = 1 if plan.pool is None else plan.pool.group
+        bounds = Bounds(
+            examples, yielded, group, pool_size, in_step, epoch, plan.carries_pool, cuts
+        )
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
@@ -364,7 +363,7 @@ def _check_iterated(plan: Plan, yielded: int, nested: bool, leg: Leg | None) -> 
         raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
     if not yielded and leg is None:
         return
-    fixed = plan.pool is not None and not plan.pool.echo.is_adaptive
+    fixed = plan.pool is not None and not plan.pool.stage.is_adaptive
     if not nested or fixed or plan.is_decided or not plan.selection.is_kept_by_streams:
         raise StateError(
             "the state is in the middle of an epoch that this pipeline cannot make again"
@@ -375,20 +374,11 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
     """Read the node of each part of a plan, by the class in the file of its stream."""
     nodes, found = iter(_in_place(saved, plan)), list[Node | None]()
     for part in plan.parts:
-        match part:
-            case Segment():
-                if part.batch is not None:
-                    bounds.pass_batch(part.batch)
-            case FilterPoint():
-                found.append(FilterRecord.from_json(next(nodes), bounds))
-            case OwnPoint() if part.kind is None:  # keeps the number of items
-                pass
-            case OwnPoint():
+        if isinstance(part, OwnPoint):
+            if part.kind is not None:  # else it keeps the number of items
                 found.append(part.stage.read_node(next(nodes), bounds))
-            case EchoPoint():
-                found.append(PoolStart.from_json(part, next(nodes), bounds))
-            case _:
-                assert_never(part)
+        elif part.batch is not None:
+            bounds.pass_batch(part.batch)
     return found
 
 
@@ -397,7 +387,7 @@ def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
 
     None for a filter point that is there for a skip budget alone, if the saved run had no budget.
     """
-    kinds, filters = [node["kind"] for node in nodes], FilterPoint.kind
+    kinds, filters = [node["kind"] for node in nodes], Sift.kind
     if kinds == list(plan.kinds):
         return nodes
     others = [kind for kind in plan.kinds if kind != filters]

@@ -10,93 +10,44 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
 from stoker.basics.generators import SeededGenerator
-from stoker.engine.checkpoint import Position, row
-from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
-from stoker.engine.echo.pools import PoolMaker
+from stoker.engine.checkpoint import row
 from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.echo.rank_sync import Ranks
-from stoker.engine.head_source import Opening
+from stoker.engine.echo.stream import EchoStream, PoolStart
 from stoker.engine.items import (
-    Direct,
     EpochCounters,
     HeadStream,
-    Inputs,
     Item,
     Planning,
     PulledStream,
     Stream,
 )
-from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    EchoPoint,
-    FilterPoint,
     OwnPoint,
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext
-from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.stream_stage import EpochSetup, StreamContext
+from stoker.engine.survivors import SkipLog
 from stoker.engine.work.work import Work
-from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
+from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.schedule import rng
 from stoker.schedule.cuts import Cuts, EvenCuts
 from stoker.schedule.dealing import PaddedDeal, RankOrder
-from stoker.schedule.echo_record import RunRecord
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
-from stoker.stages.stage import PoolSize
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
     from stoker.stages.cache import Lookups
-
-
-@dataclass(frozen=True)
-class EpochSetup:
-    """The settings of an epoch.
-
-    Attributes:
-        plan: the plan.
-        seed, epoch: they decide the order and every random draw.
-        autotuner: the measured speeds of the pipeline.
-        workers: the number and kind of workers.
-        pool_size: the size of the echo's pool; filled in when it becomes known.
-        position: where to begin.
-        steps: the most outputs, or None.
-        ranks: the ranks that adaptive echoes agree with, or None.
-        recycler: the owner of the batches' memory.
-        length: the number of outputs in the epoch, or None if unknown.
-        carried: the items of the epoch before that its pool hands on, by their numbers.
-        kept_workers: the workers that the pipeline keeps from epoch to epoch.
-        record: the decisions of an earlier run that are repeated, or None.
-    """
-
-    plan: Plan
-    seed: int
-    epoch: int
-    autotuner: Autotuner
-    workers: Workers
-    pool_size: PoolSize
-    position: Position
-    steps: int | None = None
-    ranks: Ranks | None = None
-    recycler: Recycler = field(default_factory=Recycler)
-    length: int | None = None
-    carried: dict[int, Item] = field(default_factory=dict)
-    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
-    record: RunRecord | None = None
 
 
 class EpochStreams:
@@ -110,7 +61,7 @@ class EpochStreams:
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
             outputs.
-        echo: the inputs behind the echo, or None.
+        echo: the stream of the echo's uses, or None.
         planning: the planning lock.
         recycler: the owner of the batches' memory.
         tally: counts time; ``skip_log``: records skips.
@@ -127,7 +78,7 @@ class EpochStreams:
         self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
-        self.echo: EchoInputs[Any] | None = None
+        self.echo: EchoStream[Any] | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[Stream] = []
         self.head: HeadStream | None = None
@@ -142,8 +93,7 @@ class EpochStreams:
         self._works: dict[int, Work] = {}
         self._held: dict[int, list[list[SeededGenerator]]] = {}
         self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by the number of epochs since
-        self._stream: Stream | None = None
-        self._feed: Inputs | None = None
+        self._stream: Any = None  # the last one so far
         self._depth = self._host_depths = 0
 
     @property
@@ -172,7 +122,6 @@ class EpochStreams:
         """Build everything. After an error, ``close`` ends what was built before it."""
         setup, plan = self._setup, self._plan
         share = plan.selection.share
-        rank = share.rank if share else 0
         if plan.indexed is not None:
             self._order = plan.order(self._seed, self._epoch)
             self._examples = self.skip_log.examples = len(self._order)
@@ -190,34 +139,23 @@ class EpochStreams:
         }
         self._look_back()
         self._hire()
-        self._open_head(rank)
+        self._open_head()
         for work in self._works.values():
             self.tally.open(work.segment.at, work.segment.names)
         self.last_pool = self.worker_pool
         for part in plan.parts:
-            match part:
-                case Segment():
-                    self._add_segment(part)
-                case FilterPoint():
-                    self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
-                case OwnPoint():
-                    context = StreamContext(
-                        part.at, self._epoch, self._order, plan.selection.leg, self.tally,
-                        setup.record, self.worker_pool, self.mask,
-                    )  # fmt: skip
-                    self._stream = own = part.stage.stream(self.last, context)
-                    self.own.append(own)
-                    if part.stage.traits.moves:  # the mask, too
-                        self.last, self.mask, self._depth = own, None, 0
-                case EchoPoint():
-                    assert self._stream is not None
-                    maker = PoolMaker(
-                        plan, self._seed, self._epoch, setup.pool_size, setup.autotuner,
-                        setup.ranks, self.skip_log, setup.steps, setup.record, *self._where(part),
-                    )  # fmt: skip
-                    self._feed = self.echo = maker.inputs(part, self._stream, self.tally)
-                case _:
-                    assert_never(part)
+            if isinstance(part, Segment):
+                self._add_segment(part)
+                continue
+            context = StreamContext(
+                part, setup, self.tally, self.skip_log, *self._where(part), self.mask
+            )
+            self._stream = own = part.stage.stream(self._stream, context)
+            self.own.append(own)
+            if part.stage.traits.repeats:
+                self.echo = own
+            if part.stage.traits.moves:  # the mask, too
+                self.last, self.mask, self._depth = own, None, 0
 
     def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
         address = self._plan.address(segment.at, self._seed, epoch)
@@ -237,7 +175,7 @@ class EpochStreams:
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
         orders = {back: order for back, (_, order) in self._earlier.items()}
         for work in self._works.values():
-            work.inputs.index_before = functools.partial(_index_before, orders, self._examples)
+            work.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for segments on a device."""
@@ -265,17 +203,12 @@ class EpochStreams:
         self._worker_pools = [pool, tail]
         pool.begin()
 
-    def _open_head(self, rank: int) -> None:
+    def _open_head(self) -> None:
         """Begin to iterate over a source that is not indexed."""
         plan = self._plan
         if plan.iterated is None:
             return
-        opening = Opening(
-            self._epoch, self._setup.position, plan.selection, plan.buffer,
-            rng.key(self._seed, self._epoch, rng.SHUFFLE, rank), self.tally,
-            self.recycler if plan.pool else None,
-        )  # fmt: skip
-        head: HeadStream = plan.iterated.head(opening)
+        head: HeadStream = plan.iterated.head(self._setup, self.tally)
         self.last = self.head = head
         if plan.is_adaptive:
             size = FOLLOWED_BATCHES * (1 if plan.iterated.yields_batches else plan.group)
@@ -284,8 +217,7 @@ class EpochStreams:
         self._stream = self.last
 
     def _add_segment(self, part: Segment) -> None:
-        if self._feed is None and self._stream is not None:
-            self._feed = Direct(self._stream)
+        upstream = self._stream
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
         each = 1 if part.batches_in else plan.group
@@ -303,8 +235,8 @@ class EpochStreams:
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
             most_ahead = self._setup.workers.ahead
-            amounts = Amounts(runner, self._feed, plan.group, read_ahead, most_ahead)
-            return SegmentStream(runner, self._feed, order, self._examples, amounts, planning)
+            amounts = Amounts(runner, upstream, plan.group, read_ahead, most_ahead)
+            return SegmentStream(runner, upstream, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs come after all others
@@ -317,10 +249,9 @@ class EpochStreams:
         self.segments.append(stream)
         self._stream = self.last = stream
         self.last_pool = pool
-        self._feed = None
         self._depth += 1
 
-    def _where(self, part: Segment | EchoPoint) -> tuple[WorkerPool, Planning]:
+    def _where(self, part: Segment | OwnPoint) -> tuple[WorkerPool, Planning]:
         if part.on_device:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning
@@ -333,7 +264,7 @@ class EpochStreams:
     def close(self) -> None:
         """End all threads and processes, and close what a source has open."""
         with contextlib.ExitStack() as rest:  # does all of it, even if Ctrl-C comes in between
-            for stream in row(self._feed or self._stream):
+            for stream in row(self._stream):
                 rest.callback(stream.clear)
             if self._plan.cache is not None:
                 rest.callback(self._plan.cache.flush)

@@ -1,8 +1,7 @@
 """Checkpoint and resume: the position of an epoch, and how its streams save and restore it.
 
-The streams of an epoch, and the inputs between them, form a row: each has an ``upstream``, which it
-takes its items from. Saving and resuming call them one after another, from the consumer to the
-source:
+The streams of an epoch form a row: each has an ``upstream``, which it takes its items from. Saving
+and resuming call them one after another, from the consumer to the source:
 
 - ``resume_point``: each returns its node, which says how to make an output again, and the number of
   the oldest input that this needs. So a pool's snapshot reaches back to the oldest item in the pool
@@ -107,7 +106,7 @@ class Bounds:
         least_uses, most_uses: the limits of examples in the outputs that were handed out.
         yielded: the number of those outputs.
         group: the examples in a batch.
-        pool_size: the size of the echo's pool.
+        pool_size: the size of the echo's pool; ``pool_group``: the items in a step of it.
         epoch: the epoch's number; ``carries_pool``: whether a pool goes on from the epoch before.
         cuts: the epoch's batches, if they were planned; else None.
     """
@@ -116,6 +115,7 @@ class Bounds:
     yielded: int
     group: int
     pool_size: PoolSize
+    pool_group: int
     epoch: int
     carries_pool: bool
     cuts: PlannedCuts | None = None
@@ -190,7 +190,7 @@ class PlanningLock(Protocol):
 
 
 class Resumable:
-    """A stream, or the inputs of one: an element of the row from the consumer back to the source.
+    """A stream, as an element of the row from the consumer back to the source.
 
     The methods here suit an element that keeps nothing and passes on each input once. They are
     called with the planning lock held, or before anything is planned.

@@ -15,9 +15,11 @@ from __future__ import annotations
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
@@ -25,57 +27,69 @@ from stoker.engine.workers.tasks import Task
 from stoker.schedule.echo_record import DecidedLate
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Item:
-    """One value in a stream: its task, and its address.
+class Lent(msgspec.Struct, eq=False):
+    """An item's stay in a pool, which lends it to several uses.
+
+    Attributes:
+        scheduled: the number of its uses in tasks that are not finished.
+        settled: whether no further use will be scheduled.
+    """
+
+    scheduled: int = 0
+    settled: bool = False
+
+
+class Item(msgspec.Struct, eq=False):
+    """One value in a stream, or one use of it: its task, and its address.
 
     Attributes:
         task, row: the task that computes the value, and the value's row there.
-        ordinal, use: its address (see ``rng``): its number, and which use of it this is, from 0.
+        place, use: its address (see ``rng``): where it stands in the epoch over all ranks (below 0
+            if a pool has it from an earlier epoch), and which use of it this is, from 0.
         fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
         repeats: the examples that are in it more than once.
         age: steps since its last use, as in ``Draw.ages``.
         examples: for a batch of echoed examples, their uses and their ages.
-        scheduled: the number of its uses in tasks that are not finished.
-        settled: whether no further use will be scheduled.
+        lent: its stay in a pool, which is that of all uses of one value; None if it is used once.
     """
 
-    task: Task
+    task: Any
     row: int
-    ordinal: int
+    place: int
     use: int
     fresh: int
     rows: int
     repeats: int = 0
     age: int = 0
     examples: tuple[list[int], list[int]] | None = None
-    scheduled: int = 0
-    settled: bool = False
+    lent: Lent | None = None
+
+    @property
+    def is_last_use(self) -> bool:
+        """Whether nobody else uses the value any more, nor will."""
+        lent = self.lent
+        # Asked for in this order: once it is settled, uses only become fewer.
+        return lent is None or (lent.settled and lent.scheduled == 1)
 
     def end_use(self) -> None:
-        """Note that a use is finished; after the last one the value is dropped.
+        """Note that this use is finished; after the last one the value is dropped.
 
         The caller holds the worker pool's lock.
         """
-        self.scheduled -= 1
-        if self.settled and not self.scheduled:
+        lent = self.lent
+        if lent is not None:
+            lent.scheduled -= 1
+            if lent.scheduled or not lent.settled:
+                return
+        self.task.values[self.row] = None
+
+    def settle(self) -> None:
+        """Note that a pool lets go of the item; the caller holds the worker pool's lock."""
+        assert self.lent is not None
+        self.lent.settled = True
+        if not self.lent.scheduled:
             self.task.values[self.row] = None
-
-
-class ItemUses(NamedTuple):
-    """Uses of items, in order: lists of one length.
-
-    Attributes:
-        items: the items.
-        ordinals, uses: the addresses of these uses (see ``rng``).
-        ages: steps since each item's last use, as in ``Draw.ages``.
-    """
-
-    items: list[Any]
-    ordinals: list[int]
-    uses: list[int]
-    ages: list[int]
 
 
 HEAD = -1
@@ -164,13 +178,13 @@ class Stream(Resumable, ABC):
     Attributes:
         total: how many items an epoch has; None if only its end tells.
         blocking: whether it is read in the calling thread, so that no work is done ahead.
-        leaves_out: whether it passes the source's items in order, but drops some.
+        follows: whether the next item is decided on request, by the number of ready inputs.
         is_fed: whether a pool may stand in front, which decides by what it is asked for.
     """
 
     total: int | None = None
     blocking = False
-    leaves_out = False
+    follows = False
     is_fed = False
 
     @property
@@ -181,6 +195,38 @@ class Stream(Resumable, ABC):
     @abstractmethod
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` items, fewer only at the end; none at all if WouldBlock."""
+
+    @abstractmethod
+    def recompute(self, number: int) -> Item:
+        """Make an item once more; below 0 one of an earlier epoch, if pools are carried."""
+
+    @property
+    def end(self) -> int | None:
+        """The number of items in the epoch; None until its end is known."""
+        return None
+
+    @property
+    def dropped(self) -> int:
+        """The number of inputs that a user's function has dropped."""
+        return 0
+
+    def decisions(self) -> DecidedLate | None:
+        """Return what it decided by the clock so far, for a record."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Return its fields of ``Stats``."""
+        return {}
+
+
+class PolledStream(Stream):
+    """A stream that tells which items are ready.
+
+    Attributes:
+        leaves_out: whether it passes the source's items in order, but drops some.
+    """
+
+    leaves_out = False
 
     @abstractmethod
     def peek(self) -> Item | None:
@@ -216,15 +262,6 @@ class Stream(Resumable, ABC):
         That is None while there is room, else in nanoseconds of ``time.perf_counter_ns``.
         """
 
-    @abstractmethod
-    def recompute(self, number: int) -> Item:
-        """Make an item once more; below 0 one of an earlier epoch, if pools are carried."""
-
-    @property
-    def end(self) -> int | None:
-        """The number of items in the epoch; None until its end is known."""
-        return None
-
     def left_to(self, number: int, taken: int) -> int:
         """Return the number of items up to the source's item ``number``, after those ``taken``.
 
@@ -232,25 +269,12 @@ class Stream(Resumable, ABC):
         """
         return number - taken
 
-    @property
-    def dropped(self) -> int:
-        """The number of inputs that a user's function has dropped."""
-        return 0
-
-    def decisions(self) -> DecidedLate | None:
-        """Return what it decided by the clock so far, for a record."""
-        return None
-
-    def stats(self) -> dict[str, Any]:
-        """Return its fields of ``Stats``."""
-        return {}
-
     def usable_bytes(self) -> int:
         """Return the free memory of the items' device, or of the host."""
         return resources.usable_memory_bytes()
 
 
-class PulledStream(Stream):
+class PulledStream(PolledStream):
     """A stream from which the consumer, or a device, takes one item after another."""
 
     @abstractmethod
@@ -343,81 +367,6 @@ class HeadStream(DrivenStream):
         """Interrupt another thread that waits for the source, if possible."""
 
 
-class Inputs(Resumable, ABC):
-    """The inputs of a segment that does not read them from the source by number.
-
-    Attributes:
-        in_order: whether each item comes once, in the order in which it was made.
-        follows: whether the next input is decided on request, by the number of ready items.
-    """
-
-    total: int | None
-    blocking: bool
-    in_order: bool
-    follows: bool
-    upstream: Stream
-
-    @property
-    @abstractmethod
-    def fresh(self) -> int:
-        """Fresh examples up to the last taken item."""
-
-    @abstractmethod
-    def together(self, count: int) -> int:
-        """Return how many of the next ``count`` uses come after equally many fresh examples.
-
-        Only these may share a task, because a task has one count for all of its items.
-        """
-
-    @abstractmethod
-    def take(self, count: int) -> ItemUses:
-        """Return the next uses, fewer only at the end."""
-
-    @abstractmethod
-    def recompute_uses(self, start: int, count: int) -> ItemUses:
-        """Return uses ``start ..`` once more, outside the order."""
-
-
-class Direct(Inputs):
-    """The items of a stream as the inputs of a segment, each once."""
-
-    in_order = True
-    follows = False
-
-    def __init__(self, stream: Stream) -> None:
-        self.upstream: Stream = stream
-        self.total = stream.total
-        self.blocking = stream.blocking
-
-    @property
-    def fresh(self) -> int:
-        return self.upstream.fresh
-
-    def together(self, count: int) -> int:
-        return count
-
-    def take(self, count: int) -> ItemUses:
-        return _only_uses(self.upstream.pull_many(count))
-
-    def recompute_uses(self, start: int, count: int) -> ItemUses:
-        stop = start + count
-        if self.upstream.end is not None:
-            stop = min(stop, self.upstream.end)
-        return _only_uses(map(self.upstream.recompute, range(start, stop)))
-
-
-def _only_uses(found: Iterable[Item]) -> ItemUses:
-    items = list(found)
-    for item in items:
-        item.scheduled, item.settled = 1, True
-    return ItemUses(
-        items,
-        [item.ordinal for item in items],
-        [item.use for item in items],
-        [item.age for item in items],
-    )
-
-
 class DoneTask:
     """A finished task with these values."""
 
@@ -430,14 +379,14 @@ class DoneTask:
         self.items = self.waiting = None
 
 
-def with_value(item: Item, task: Any) -> Item:
+def with_value(item: Item, task: Any, row: int = 0) -> Item:
     """Return an item with another value at the same address."""
-    twin = Item(task, 0, item.ordinal, item.use, item.fresh, item.rows)
-    twin.repeats, twin.age, twin.examples = item.repeats, item.age, item.examples
-    return twin
+    return Item(
+        task, row, item.place, item.use, item.fresh, item.rows,
+        item.repeats, item.age, item.examples,
+    )  # fmt: skip
 
 
-def done_item(value: Any, ordinal: int, fresh: int, rows: int) -> Item:
+def done_item(value: Any, place: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is computed already, in its first use."""
-    task: Any = DoneTask([value])
-    return Item(task, 0, ordinal, 0, fresh, rows)
+    return Item(DoneTask([value]), 0, place, 0, fresh, rows)

@@ -17,13 +17,14 @@ from stoker.basics import pytree
 from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
 from stoker.engine import checkpoint
-from stoker.engine.build import EpochSetup, EpochStreams
+from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
-from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.echo.adaptive import AdaptiveEcho
 from stoker.engine.echo.rank_sync import AgreedPolicy
+from stoker.engine.echo.stream import PoolStart
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
+from stoker.engine.stream_stage import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
@@ -77,13 +78,13 @@ class Run:
         self._streams = streams = EpochStreams(setup)
         self._planning = streams.planning
         self._skip_log = streams.skip_log
-        self._follows: AdaptiveInputs | None = None  # the inputs behind an adaptive echo
+        self._follows: AdaptiveEcho | None = None  # the stream of an adaptive echo
         self._planned: AgreedPolicy | None = None  # the policy that ranks agree on
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
             self._streams.build()
-            if isinstance(streams.echo, AdaptiveInputs):
+            if isinstance(streams.echo, AdaptiveEcho):
                 self._follows, policy = streams.echo, streams.echo.policy
                 self._planned = policy if isinstance(policy, AgreedPolicy) else None
             if position.order and position.order != self.order_digest:
@@ -236,7 +237,7 @@ class Run:
                 )
             raise value.error
         if streams.mask is not None:
-            value = streams.mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
+            value = streams.mask.added(value, self.yielded, item.fresh - item.rows, item.fresh)
         self._left_ns = time.perf_counter_ns()
         self._wait_ns += self._left_ns - began
         if not self.yielded:
@@ -390,23 +391,23 @@ class Run:
 
         None if the next epoch begins with an empty pool.
         """
-        feed = self._inputs_to_carry()
-        if feed is None:
+        echo = self._echo_to_carry()
+        if echo is None:
             return None
         with self._planning.lock:
-            moment = adaptive.carry_over(feed.pool, self._segments[0].total or 0)
+            moment = adaptive.carry_over(echo.pool, self._segments[0].total or 0)
         return Position(parts=[PoolStart(moment)])
 
     def items_to_carry(self) -> dict[int, Item]:
         """Return the pool's items for the next epoch, by their numbers there."""
-        feed = self._inputs_to_carry()
-        return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
+        echo = self._echo_to_carry()
+        return {} if echo is None else echo.handed_on(self._segments[0].total or 0)
 
-    def _inputs_to_carry(self) -> AdaptiveInputs | None:
+    def _echo_to_carry(self) -> AdaptiveEcho | None:
         if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
-        feed = self._follows
-        return feed if feed is not None and feed.has_started and feed.pool.held else None
+        echo = self._follows
+        return echo if echo is not None and echo.has_started and echo.pool.held else None
 
     def close(self) -> None:
         """End all threads and processes of this run, and drop a loader's iterator."""
@@ -434,14 +435,14 @@ class Run:
 
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return the decisions of an adaptive echo so far, by its number among the echoes: 0."""
-        feed = self._follows
-        if feed is None or not feed.has_started:
+        echo = self._follows
+        if echo is None or not echo.has_started:
             return {}
-        pool = feed.pool
-        echo = EchoRecord(pool.size, {})
-        carry = adaptive.pack(feed.carried) if feed.carried else None
+        pool = echo.pool
+        on_record = EchoRecord(pool.size, {})
+        carry = adaptive.pack(echo.carried) if echo.carried else None
         codes = bytes(pool.codes)
-        return {0: (echo, Decisions(self._setup.epoch, pool.first_step, codes, carry))}
+        return {0: (on_record, Decisions(self._setup.epoch, pool.first_step, codes, carry))}
 
     @property
     def epoch(self) -> int:
@@ -455,8 +456,8 @@ class Run:
     @property
     def held(self) -> int:
         """The number of items in the pool."""
-        feed = self._streams.echo
-        return feed.pool.held if feed is not None and feed.has_started else 0
+        echo = self._streams.echo
+        return echo.pool.held if echo is not None and echo.has_started else 0
 
     def stats(self, pool_stats: PoolStats | None) -> Stats:
         """Return the statistics so far."""
@@ -505,11 +506,11 @@ class Run:
 
         If examples are dropped or joined, outputs do not say it: then by what the pools drew.
         """
-        feed = self._streams.echo
-        if feed is None or not self.fresh:
+        echo = self._streams.echo
+        if echo is None or not self.fresh:
             return float(self.fresh > 0)
         if self._plan.is_decided:
-            return feed.factor
+            return echo.factor
         return self.uses / self.fresh
 
     def _window_bytes(self) -> int:

@@ -6,10 +6,10 @@ and planning is tried again when the value is there.
 Upstream numbers count inputs, downstream numbers count survivors. Whether an input survives is
 known only once its value is computed.
 
-A ``FilterPoint`` stands after every segment with filters, or whose failures may be skipped. The
+A ``Sift`` stands after every segment with filters, or whose failures may be skipped. The
 plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
 drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
-it count survivors. Random maps go on with the ordinals of the source.
+it count survivors. Random maps go on with the places of the source.
 
 A ``FilterRecord`` holds the numbers that were dropped, from the oldest that a resume needs on. It
 is saved, also for what was decided ahead of the position. So a resumed run drops the same examples,
@@ -24,7 +24,7 @@ import logging
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,8 +34,7 @@ from msgspec.structs import replace
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
-from stoker.engine.items import Item, Stream, WouldBlock
-from stoker.engine.plan.points import FilterPoint
+from stoker.engine.items import Item, PolledStream, WouldBlock
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
@@ -44,7 +43,7 @@ from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
 
 
-class DecidingStream(Stream):
+class DecidingStream(PolledStream):
     """A stream that decides which of its inputs come next.
 
     Args:
@@ -53,7 +52,7 @@ class DecidingStream(Stream):
 
     def __init__(self, upstream: SegmentStream) -> None:
         self.upstream: SegmentStream = upstream
-        self.is_fed = upstream.feed is not None
+        self.is_fed = upstream.upstream is not None
         self._worker_pool, self._planning = upstream.worker_pool, upstream.planning
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False
@@ -153,7 +152,7 @@ _log = logging.getLogger("stoker")
 _LISTED = 1_000  # the most skips that are listed with their details
 
 
-class FilterRecord(Node, tag=FilterPoint.kind):
+class FilterRecord(Node, tag="filter"):
     """The dropped inputs from a number on; they translate numbers upstream and downstream.
 
     Attributes:
@@ -189,7 +188,7 @@ class FilterRecord(Node, tag=FilterPoint.kind):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kind": FilterPoint.kind,
+            "kind": "filter",
             "number": self.number,
             "survivors": self.survivors,
             "seen": self.seen,
@@ -258,7 +257,8 @@ class FilteredStream(OrderedStream):
     """The surviving items of a stream, in order.
 
     Args:
-        point: the filter point, with its budgets.
+        budgets: the skip budgets, by account.
+        part: the number of the segment before it among the parts of the plan.
         upstream: the stream of items.
         skip_log: records skips.
     """
@@ -266,10 +266,11 @@ class FilteredStream(OrderedStream):
     keeps = True
     leaves_out = True
 
-    def __init__(self, point: FilterPoint, upstream: SegmentStream, skip_log: SkipLog) -> None:
+    def __init__(
+        self, budgets: Mapping[int, Budget], part: int, upstream: SegmentStream, skip_log: SkipLog
+    ) -> None:
         super().__init__(upstream)
-        self._point = point
-        self._part = point.at - 1  # the segment before it
+        self._budgets, self._part = budgets, part
         self._skip_log = skip_log
         self._spent = False
         self.record = FilterRecord()  # after a resume it reaches beyond the inputs taken so far
@@ -360,7 +361,7 @@ class FilteredStream(OrderedStream):
 
         BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """
-        budget = self._point.budgets.get(failure.account, RAISE)
+        budget = self._budgets.get(failure.account, RAISE)
         error = failure.error
         if failure.part != self._part or budget == RAISE or not isinstance(error, StageError):
             return False

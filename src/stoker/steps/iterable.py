@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
-from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
+from stoker.engine.stream_stage import EpochSetup, HeadSource
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
+from stoker.schedule import rng
 from stoker.schedule.rng import UniformAt
 from stoker.schedule.selection import Cut, Selection
 from stoker.sources.origin import ChainOfSource
@@ -143,16 +144,17 @@ class IterableSource(HeadSource):
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"
 
-    def head(self, opening: Opening) -> IterableHead:
-        position, selection = opening.position, opening.selection
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> IterableHead:
+        position, selection = setup.position, setup.plan.selection
+        rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
         return IterableHead(
             self,
-            self.open(opening.epoch, position.loader_state, read),
+            self.open(setup.epoch, position.loader_state, read),
             selection,
-            opening.buffer,
-            opening.key,
-            opening.tally,
+            setup.plan.buffer,
+            rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
+            tally,
             position.fresh,
         )
 
@@ -202,6 +204,9 @@ class IterableHead(HeadStream):
         self._read = start
         self._outputs = start
         self._failure: Item | None = None
+        share, leg = selection.share, selection.leg
+        self._rank, self._world = (0, 1) if share is None else (share.rank, share.world)
+        self._before = 0 if leg is None else leg.before.fresh_examples  # of all ranks
         if self._left is not None:
             self._left -= start
 
@@ -291,12 +296,15 @@ class IterableHead(HeadStream):
             number = self._selection.read_of_stream(self._read)
             number -= self._selection.first.start if number else 0  # as other stages count them
             failure = Failure(StageError(self._name, error, number=number), ENDED)
-            self._failure = done_item(failure, self._read, 0, 1)
+            self._failure = done_item(failure, self._place(self._read), 0, 1)
             return None
         spent = time.perf_counter_ns() - began
         self._tally.add(HEAD, [spent, 1, 0, 0, 0, 0, pytree.data_bytes(example)])
         self._read += 1
-        return done_item(example, self._read - 1, 0, 1)
+        return done_item(example, self._place(self._read - 1), 0, 1)
+
+    def _place(self, number: int) -> int:
+        return self._before + number * self._world + self._rank
 
 
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:

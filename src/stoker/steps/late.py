@@ -105,7 +105,7 @@ class LateBatch(Batch, StreamStage):
         to.batch(self)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
-        return LateStream(self, upstream, context.epoch, context.record)
+        return LateStream(self, upstream, context.setup.epoch, context.setup.record)
 
     def read_node(self, saved: Any, bounds: Bounds) -> LateStart:
         start = msgspec.convert(saved, LateStart, str_keys=True)
@@ -475,7 +475,7 @@ class LateStream(DecidingStream):
             if choice.taken is not None:
                 items = [self._items.pop(example) for example in choice.taken]
                 if choice.taken[-1] - choice.taken[0] >= len(items) or choice.taken[0] != number:
-                    self._note(items, order.batch - 1)
+                    self._note(items, choice.taken, order.batch - 1)
                 self._survivors += [_at(item, at) for at, item in enumerate(items, number)]
                 continue
             self._read(choice.waits_for[0] + 1)
@@ -484,21 +484,22 @@ class LateStream(DecidingStream):
                 raise WouldBlock(tasks[0])
             self._worker_pool.wait_for_any(tasks)
 
-    def _note(self, items: list[Item], batch: int) -> None:
+    def _note(self, items: list[Item], examples: list[int], batch: int) -> None:
         """Compare the examples of a batch that is not in the epoch's order."""
-        for item in items:
+        for item, example in zip(items, examples, strict=True):
             value = item.task.values[item.row]
             if type(value) is not Failure:
-                self._bias.note(value, batch - item.ordinal // self.order.group)
+                self._bias.note(value, batch - example // self.order.group)
 
     def _read(self, stop: int) -> None:
         """Have the examples up to a number made."""
         if stop <= self._read_to:
             return
         left = self.order.left_before(self.order.batch)
-        for item in self.upstream.pull_many(stop - self._read_to):
-            if item.ordinal >= self._had_to or item.ordinal in left:
-                self._items[item.ordinal] = item
+        items = self.upstream.pull_many(stop - self._read_to)
+        for example, item in enumerate(items, self._read_to):
+            if example >= self._had_to or example in left:
+                self._items[example] = item
         self._read_to = stop
 
     def _is_ready(self, example: int) -> bool:
@@ -507,8 +508,8 @@ class LateStream(DecidingStream):
 
 
 def _at(item: Item, number: int) -> Item:
-    """Return an example at its place among those that come."""
-    return Item(item.task, item.row, item.ordinal, item.use, number + 1, 1)
+    """Return an example as the one of this number among those that come."""
+    return Item(item.task, item.row, item.place, item.use, number + 1, 1)
 
 
 # So many values are labels; more are no classes, and would need memory without a limit.

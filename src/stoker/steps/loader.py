@@ -11,8 +11,8 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
-from stoker.engine.head_source import HeadSource, Opening
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
+from stoker.engine.stream_stage import EpochSetup, HeadSource
 from stoker.errors import StateError
 from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt
@@ -121,13 +121,11 @@ class LoaderSource(HeadSource):
     def extent(self) -> str:
         return "read as its owner set it up"
 
-    def head(self, opening: Opening) -> LoaderHead:
-        position = opening.position
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> LoaderHead:
+        position, keep = setup.position, setup.recycler if setup.plan.pool else None
         if position.loader_state is not None:
             self.load(position.loader_state)
-        return LoaderHead(
-            self, opening.tally, opening.keep, loaded=position.loaded, fresh=position.fresh
-        )
+        return LoaderHead(self, tally, keep, loaded=position.loaded, fresh=position.fresh)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
         """Warn if there are several ranks and the loader is not sharded."""
@@ -237,7 +235,7 @@ class LoaderHead(HeadStream):
         return super().poll(count)[0], self._iterator is None
 
     def loaded_with(self, item: Item, loaded: int) -> int:
-        return max(loaded, item.ordinal + 1)
+        return max(loaded, item.place + 1)
 
     def has_ended(self) -> bool:
         """True if the loader is exhausted. A batch or error that this reads comes next."""

@@ -6,14 +6,14 @@ needed (``stages.batching.joining``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
 follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
-are begun: whoever gets those leaves out what was handed out (``BegunInputs``). No pool may stand
+are begun: whoever gets those leaves out what was handed out (``Leg.offsets``). No pool may stand
 after ``.pack()``, so no full sequence is ever made again from its number.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat, takewhile
 from operator import attrgetter
@@ -33,18 +33,16 @@ from stoker.engine.checkpoint import (
     damage_error,
 )
 from stoker.engine.items import DoneTask, Item, done_item
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
-from stoker.schedule.dealing import RankOrder
-from stoker.schedule.orders.order import as_array
+from stoker.schedule.leg import Leg
 from stoker.stages.batching.joining import CutDocuments, Tokens
 from stoker.stages.stage import ChainView, EnginePlan, PoolSize, Traits, first_with, not_known
 
-# Inputs whose places are looked up at once. Chosen, not measured.
-_LOOKED_UP = 4_096
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
 _FORM = attrgetter("ndim", "dtype")
@@ -92,11 +90,7 @@ class Pack(StreamStage):
         to.join(self.length)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> PackedStream:
-        begun = None
-        if context.leg is not None and context.leg.offsets:
-            assert context.order is not None
-            begun = BegunInputs(context.order, context.leg.offsets)
-        return PackedStream(self, upstream, begun)
+        return PackedStream(self, upstream, context.address, context.leg)
 
     def read_node(self, saved: Any, bounds: Bounds) -> PackStart:
         start = msgspec.convert(saved, PackStart)
@@ -133,47 +127,25 @@ class PackStart(Node, tag=Pack.kind):
         return ReadSoFar(self.input, self.number, self.offset)
 
 
-class BegunInputs:
-    """The inputs of a rank whose first tokens earlier ranks have handed out.
-
-    Args:
-        order: the rank's order of the epoch.
-        offsets: how many tokens, by the place of the input.
-    """
-
-    def __init__(self, order: RankOrder, offsets: Mapping[int, int]) -> None:
-        self._order, self._offsets = order, offsets
-        self._begun = np.array([*offsets], np.int64)
-        self._rows = range(0)
-        self._found = dict[int, int]()
-
-    def offset(self, ordinal: int) -> int:
-        """Return how many tokens of an input were handed out."""
-        if ordinal not in self._rows:
-            first = ordinal // _LOOKED_UP * _LOOKED_UP
-            self._rows = range(first, min(first + _LOOKED_UP, len(self._order)))
-            places = as_array(self._order.places(self._rows))
-            begun = np.flatnonzero(np.isin(places, self._begun)).tolist()
-            self._found = {first + row: self._offsets[int(places[row])] for row in begun}
-        return self._found.get(ordinal, 0)
-
-
 class PackedStream(OrderedStream):
     """A stream of full sequences, not joined yet. Tokens that fill no last one are dropped.
 
     Args:
         stage: the stage.
         upstream: the stream of sequences.
-        begun: the inputs that earlier ranks have begun; None if there are none.
+        address: has the rank and the number of ranks, which take turns with their sequences.
+        leg: the leg of the epoch, or None: it has the inputs that earlier ranks have begun.
     """
 
     keeps = True
 
     def __init__(
-        self, stage: Pack, upstream: SegmentStream, begun: BegunInputs | None = None
+        self, stage: Pack, upstream: SegmentStream, address: WorkAddress, leg: Leg | None
     ) -> None:
         super().__init__(upstream)
-        self._begun = begun
+        # How many tokens of an input were handed out, by its place; full sequences of all ranks.
+        self._begun, self._before = ({}, 0) if leg is None else (leg.offsets, leg.sequences)
+        self._rank, self._world = address.rank, address.world
         self._stage, self._length = stage, stage.length
         # The latest inputs, not all of which is in full sequences: the first ``_skip`` tokens are.
         self._documents: list[Tokens] = []
@@ -215,6 +187,10 @@ class PackedStream(OrderedStream):
         super().clear()
         self._documents.clear()
 
+    def _place(self, number: int) -> int:
+        """Return the place of a full sequence by its number on this rank."""
+        return self._before + number * self._world + self._rank
+
     def _next_start(self) -> tuple[int, int]:
         return self._inputs - len(self._documents), self._skip
 
@@ -236,10 +212,10 @@ class PackedStream(OrderedStream):
     def _have(self, count: int) -> None:
         while len(self._survivors) < count and not self._arriving:
             wanted = self._inputs_for(count - len(self._survivors))
-            values, ordinals = self.upstream.make_values(wanted)
+            values, places, fresh = self.upstream.make_values(wanted)
             if not values:
                 break
-            self._add(values, ordinals, range(ordinals.start + 1, ordinals.stop + 1))
+            self._add(values, places, fresh)
         super()._have(count)
 
     def _decide(self, arriving: deque[Item]) -> None:
@@ -248,13 +224,13 @@ class PackedStream(OrderedStream):
         for item in items:
             item.task.values[item.row] = None
             arriving.popleft()
-        self._add(values, [item.ordinal for item in items], [item.fresh for item in items])
+        self._add(values, [item.place for item in items], [item.fresh for item in items])
 
-    def _add(self, values: list[Any], ordinals: Sequence[int], fresh: Sequence[int]) -> None:
+    def _add(self, values: list[Any], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Add inputs; what they fill is found for all of them at once."""
         skip, added = 0 if self._documents else self._skip, 0
-        if skip or self._begun is not None or not _are_usual(values):
-            values = [*map(self._rest_of, values, ordinals, chain([skip], repeat(0)))]
+        if skip or self._begun or not _are_usual(values):
+            values = [*map(self._rest_of, values, places, chain([skip], repeat(0)))]
             for at, value in enumerate(values):
                 if type(value) is Failure:
                     self._extend(values[added:at], fresh[added:at])
@@ -272,15 +248,15 @@ class PackedStream(OrderedStream):
         self._seen_tokens += tokens
         self._cut()
 
-    def _rest_of(self, value: Any, ordinal: int, skip: int) -> Any:
+    def _rest_of(self, value: Any, place: int, skip: int) -> Any:
         """Return an input without what earlier ranks have handed out, or a ``Failure``."""
         if type(value) is Failure:
             return value
-        begun = 0 if self._begun is None else self._begun.offset(ordinal)
+        begun = self._begun.get(place, 0)
         try:
             tokens = _check_tokens(value)
         except (TypeError, ValueError) as error:
-            return self.upstream.failure(self._stage.name, error, ordinal)
+            return self.upstream.failure(self._stage.name, error, place)
         if begun + skip and len(tokens) <= begun + skip:
             return Failure(
                 StateError(
@@ -299,7 +275,7 @@ class PackedStream(OrderedStream):
         first, number = self._inputs - len(self._documents), self._sequences
         task: Any = DoneTask(list(zip(repeat(cut, count), range(count), strict=True)))
         self._survivors += [
-            Item(task, n, number + n, 0, self._fresh_at[last], 1)
+            Item(task, n, self._place(number + n), 0, self._fresh_at[last], 1)
             for n, last in enumerate(cut.lasts)
         ]
         *begins, (behind, skip) = cut.begins
@@ -311,7 +287,7 @@ class PackedStream(OrderedStream):
 
     def _fail(self, failure: Failure, fresh: int) -> None:
         """Add a failed input in place of a sequence; it comes again if this is resumed."""
-        self._survivors.append(done_item(failure, self._sequences, fresh, 1))
+        self._survivors.append(done_item(failure, self._place(self._sequences), fresh, 1))
         self._starts.append(self._next_start())
         self._sequences += 1
         if not self._documents:

@@ -299,7 +299,7 @@ class ScannedStream(OrderedStream):
 
     def __init__(self, scan: Scan, upstream: SegmentStream, context: StreamContext) -> None:
         super().__init__(upstream)
-        self._scan, self._part, self._tally = scan, context.at, context.tally
+        self._scan, self._part, self._tally = scan, context.point.at, context.tally
         self._tally.open(self._part, [scan.name])
         self._first = self._least = 0  # outputs before a resume: at most, and at least
         self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume
@@ -324,7 +324,7 @@ class ScannedStream(OrderedStream):
                 value = pytree.deep_copy(value)
             except Exception as error:
                 pass_on(error)
-                value = self.upstream.failure(self._scan.name, error, item.ordinal)
+                value = self.upstream.failure(self._scan.name, error, item.place)
         return with_value(item, DoneTask([value]))
 
     def resume_point(self, output: int) -> tuple[ScanStart, int]:
@@ -393,7 +393,7 @@ class ScannedStream(OrderedStream):
             self._state, result = self._scan.step(self._state, value)
         except Exception as error:
             pass_on(error)
-            self._fail(self.upstream.failure(self._scan.name, error, item.ordinal).error)
+            self._fail(self.upstream.failure(self._scan.name, error, item.place).error)
             return
         now_ns = time.perf_counter_ns()
         self._tally.add(self._part, [now_ns - began_ns, 1, 0, 0, 0, 0, 0])

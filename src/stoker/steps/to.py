@@ -27,6 +27,7 @@ from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
 from stoker.basics.signals import pass_on
 from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.stream_stage import StreamContext, StreamStage
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
@@ -152,7 +153,9 @@ class To(StreamStage):
         return self
 
     def stream(self, upstream: PulledStream, context: StreamContext) -> DeviceStream:
-        return DeviceStream(upstream, self.mover(), context.worker_pool, context.mask)
+        return DeviceStream(
+            upstream, self.mover(), context.address, context.worker_pool, context.mask
+        )
 
     def count(self, items: int) -> int:
         return items
@@ -360,6 +363,7 @@ class DeviceStream(DrivenStream):
         self,
         upstream: PulledStream,
         mover: Mover | JaxMover,
+        address: WorkAddress,
         worker_pool: WorkerPool,
         mask: PaddingMask | None = None,
     ) -> None:
@@ -367,6 +371,7 @@ class DeviceStream(DrivenStream):
         self.upstream: PulledStream = upstream
         self._mask = mask
         self._mover = mover
+        self._address = address
         self._worker_pool = worker_pool
         self._under_way: deque[tuple[Item, Any]] = deque()
         self._next: Item | None = None
@@ -458,7 +463,7 @@ class DeviceStream(DrivenStream):
         return (
             value
             if self._mask is None
-            else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
+            else self._mask.added(value, self._number(item), item.fresh - item.rows, item.fresh)
         )
 
     def _try(self, move: Callable[[], Any], item: Item) -> Any:
@@ -468,7 +473,10 @@ class DeviceStream(DrivenStream):
             return Failure(error)
         except Exception as error:
             pass_on(error)
-            return Failure(StageError(self._mover.name, error, batch=item.ordinal))
+            return Failure(StageError(self._mover.name, error, batch=self._number(item)))
+
+    def _number(self, item: Item) -> int:
+        return self._address.batch_number(item.place)
 
     def clear(self) -> None:
         self._mover.close()

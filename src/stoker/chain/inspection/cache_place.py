@@ -189,7 +189,8 @@ def _forms_of(
     reading: Work, stretches: list[Work], order: Any, ordinal: int
 ) -> list[MadeForm] | None:
     """Return an example at each place; None if it fails."""
-    index, place = order.span(ordinal, ordinal + 1), reading.inputs.places([ordinal])
+    index = order.span(ordinal, ordinal + 1)
+    place = reading.places(range(ordinal, ordinal + 1))
     began = time.perf_counter_ns()
     (value,) = reading.fetcher.fetch(index, reading.segment.counters())
     made_ns = time.perf_counter_ns() - began

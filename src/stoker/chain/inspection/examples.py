@@ -14,8 +14,9 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
+from stoker.engine.lowering import Sift
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import EchoPoint, OwnPoint
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
@@ -79,14 +80,12 @@ def _made(
                     raise values[0].error
                 if part.batch is not None:
                     break
-            case EchoPoint():
-                if part.holds_batches:
+            case OwnPoint(Sift()):  # the segment before it has applied the filter
+                pass
+            case OwnPoint(stage):
+                if part.holds_batches or not stage.traits.repeats:
                     break
                 at_use = use - 1
-            case OwnPoint():
-                break
-            case _:  # a filter point: the segment before it has applied the filter
-                pass
     return values[0]
 
 

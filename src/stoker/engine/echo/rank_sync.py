@@ -35,13 +35,16 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine.items import Planning, Stream, WouldBlock
+from stoker.engine.items import Planning, PolledStream, WouldBlock
 from stoker.errors import StokerError
 from stoker.schedule.pools.adaptive import AdaptivePool
-from stoker.stages.echo import WINDOW_STEPS
 
 UNIT = 64
 """Factors are whole multiples of 1/64, so that every rank computes the same."""
+
+WINDOW_STEPS = 64
+"""Every so many batches ranks agree on the factor of an adaptive echo. Simulated (lognormal
+times, sigma 0.5): windows of 64 miss 10 % in at most 7 % of cases, of 20 in up to 26 %."""
 
 # The ends of the first windows: they are short, because the first factor is a guess.
 _EARLY = (0, 8, 16, 32)
@@ -199,7 +202,7 @@ class AgreedPolicy:
         """True if the epoch has no such step, on any rank."""
         return self._total is not None and self._target(step - 1) >= self._total
 
-    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: PolledStream) -> int | None:
         """Return the step's quota, once it is there. Raises WouldBlock as streams do."""
         assert self._planning.is_held()
         step = pool.step
@@ -230,7 +233,7 @@ class AgreedPolicy:
         start, fresh, factor = next(leg for leg in reversed(self._legs) if leg[0] <= step + 1)
         return fresh + (step + 1 - start) * self._group * UNIT // factor
 
-    def _watch(self, pool: AdaptivePool, upstream: Stream) -> None:
+    def _watch(self, pool: AdaptivePool, upstream: PolledStream) -> None:
         """Measure production, except while a full window holds it up."""
         now = time.perf_counter_ns()
         ready, full_ns = upstream.ready_since()

@@ -15,8 +15,6 @@ class WorkAddress(NamedTuple):
         seed, epoch: the key of its random draws.
         rank, world: this process's rank, and the number of ranks.
         batches: the number of batches of all ranks before the epoch's leg.
-        inputs: where the segment's inputs are examples of a stream, or packed sequences, the number
-            of these of all ranks before the leg.
         paces: how examples come over the epoch; of a mixture, those of each part; empty if no map
             asks for the time.
     """
@@ -27,5 +25,12 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
-    inputs: int = 0
     paces: tuple[Pace, ...] = ()
+
+    def batch_place(self, number: int) -> int:
+        """Return the place of a batch by its number on this rank."""
+        return self.batches + number * self.world + self.rank
+
+    def batch_number(self, place: int) -> int:
+        """Return the number of a batch on this rank by its place."""
+        return (place - self.batches) // self.world

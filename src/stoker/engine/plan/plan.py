@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, Part
+from stoker.engine.plan.points import OwnPoint, Part
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.cuts import PlannedCuts
@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         indexed: the source, if its examples are read by number; else None.
-        iterated: the source, a ``HeadSource`` (``engine/head_source.py``); else None.
+        iterated: the source, a ``HeadSource`` (``engine/stream_stage.py``); else None.
         selection: the examples of an epoch, and their order.
         buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first
@@ -126,20 +126,13 @@ class Plan:
         return order
 
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
-        """Return the address of the segment at a place among the parts, in an epoch."""
+        """Return the address of a part, by its position among the parts, in an epoch."""
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         paces: tuple[Pace, ...] = ()
         if self.indexed is not None and any(stage.clock for stage in self.maps):
             paces = self.indexed.paces(self.selection, epoch)
-        batches = inputs = 0
-        if leg is not None:
-            part = self.parts[at]
-            is_renumbered = isinstance(part, Segment) and part.renumbered
-            batches, inputs = leg.batches, leg.sequences if is_renumbered else 0
-            if self.indexed is None:
-                inputs = leg.before.fresh_examples
-        return WorkAddress(at, seed, epoch, rank, world, batches, inputs, paces)
+        return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches, paces)
 
     @property
     def calls_user(self) -> bool:
@@ -154,15 +147,16 @@ class Plan:
 
     def uses_behind(self, segment: Segment) -> float:
         """Return how often an output of a segment is used, by a fixed factor behind it."""
-        counts = None if self.pool is None else self.pool.echo.counts
+        counts = None if self.pool is None else self.pool.stage.counts
         if self.pool is None or counts is None or self.pool.at < segment.at:
             return 1.0
         return float(counts.factor)
 
     @cached_property
-    def pool(self) -> EchoPoint | None:
-        """The pool among the parts."""
-        return next((part for part in self.parts if isinstance(part, EchoPoint)), None)
+    def pool(self) -> OwnPoint | None:
+        """The echo among the parts."""
+        own = (part for part in self.parts if isinstance(part, OwnPoint))
+        return next((part for part in own if part.stage.traits.repeats), None)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -193,7 +187,7 @@ class Plan:
     @property
     def is_adaptive(self) -> bool:
         """Whether its echo is adaptive, or replays the record of an adaptive one."""
-        return self.pool is not None and self.pool.echo.is_adaptive
+        return self.pool is not None and bool(self.pool.stage.is_adaptive)
 
     @property
     def carries_pool(self) -> bool:
@@ -209,7 +203,7 @@ class Plan:
             return False
         if self.selection.calls_user or self.batches is not None:
             return False
-        return point.echo.is_adaptive and not point.on_device
+        return bool(point.stage.is_adaptive) and not point.on_device
 
     def items_of_first(self, examples: int) -> int:
         """Return how many outputs the first segment makes of ``examples`` examples."""

@@ -1,30 +1,11 @@
-"""The points between segments: where items are kept or dropped, or a stage has its own stream."""
+"""The points between segments, where a stage puts a stream of its own on top."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.plan.segment import Segment
-from stoker.stages.echo import Echo
-from stoker.stages.skip import Budget
-
-
-@dataclass
-class FilterPoint:
-    """The point where outputs of the segment before are dropped: by filters, or as skips.
-
-    Attributes:
-        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
-        at: its place among the parts.
-    """
-
-    budgets: Mapping[int, Budget]
-    at: int = 0
-    kind = "filter"
-    needs_work_behind = True
-    is_decided = True
 
 
 @dataclass
@@ -32,11 +13,20 @@ class OwnPoint:
     """The point of a stage that puts a stream of its own on top.
 
     Attributes:
-        stage: a ``StreamStage`` (``engine/stream_stage.py``).
-        at: its place among the parts.
+        stage: a ``StreamStage`` (``engine/stream_stage.py``), or a ``Sift`` of filters and skips
+            (``engine/lowering.py``).
+        holds_batches: whether its items are batches.
+        on_device: whether it comes after ``.to(device)``.
+        group: the number of items in a batch; 1 if items are batches.
+        leaks: whether stages behind it may drop items.
+        at: its position among the parts.
     """
 
     stage: Any
+    holds_batches: bool
+    on_device: bool
+    group: int = 1
+    leaks: bool = False
     at: int = 0
 
     @property
@@ -54,30 +44,6 @@ class OwnPoint:
         return is_decided
 
 
-@dataclass
-class EchoPoint:
-    """A pool between two segments.
-
-    Attributes:
-        echo: the stage.
-        holds_batches: whether its items are batches.
-        on_device: whether it comes after ``.to(device)``.
-        group: the number of items in a step of its pool; 1 if items are batches.
-        leaks: whether stages behind it may drop uses.
-        at: its place among the parts.
-    """
-
-    echo: Echo
-    holds_batches: bool
-    on_device: bool
-    group: int = 1
-    leaks: bool = False
-    at: int = 0
-    kind = "echo"
-    needs_work_behind = True
-    is_decided = False
-
-
-Part = Segment | FilterPoint | OwnPoint | EchoPoint
+Part = Segment | OwnPoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
 ``needs_work_behind``: a segment follows it; ``is_decided``: values decide how many come out."""

@@ -5,7 +5,7 @@ What outputs cost decides (``workers.cost``). The window holds:
 - in general ``max(2 * group, 8 * workers * chunk)`` examples, fewer large ones;
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
-- around an adaptive echo, see ``echo/adaptive_inputs``;
+- around an adaptive echo, see ``echo/adaptive``;
 - nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
   0.2 ms together, if there may be workers (otherwise single ones, of at most 1 ms, are made without
   a task); gathered batches of at most 1 ms together;
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.basics import pytree
-from stoker.engine.items import Inputs, Item
+from stoker.engine.items import Item, Stream
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.make import Ahead
@@ -52,7 +52,7 @@ class Amounts:
 
     Args:
         runner: does the work, and has its cost.
-        feed: the segment's inputs; None for fresh examples.
+        upstream: the stream of inputs; None for fresh examples.
         group: the number of examples in a batch.
         read_ahead: the number of examples that a source wants to hear of before they are fetched.
         most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
@@ -66,21 +66,21 @@ class Amounts:
     def __init__(
         self,
         runner: SegmentRunner,
-        feed: Inputs | None,
+        upstream: Stream | None,
         group: int,
         read_ahead: int,
         most_ahead: Ahead | None,
     ) -> None:
         self._pool, self._cost, self._segment = runner.worker_pool, runner.cost, runner.segment
-        self._feed, self._group = feed, group
+        self._upstream, self._group = upstream, group
         self._read_ahead, self._most_ahead = read_ahead, most_ahead
         segment, cost, rows = runner.segment, runner.cost, runner.rows
         self._batches = segment.batch is not None or segment.batches_in
         self._gathers_alone = rows is not None and not segment.batch_maps
         self.gathers = self._gathers_alone and not segment.into_pool
         self.joins = segment.joins_batches and not segment.batch_maps
-        self._passes = feed is not None and segment.batches_in and segment.is_plain
-        if feed is not None and segment.is_plain and not segment.batch_maps:
+        self._passes = upstream is not None and segment.batches_in and segment.is_plain
+        if upstream is not None and segment.is_plain and not segment.batch_maps:
             cost.light = True
         if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
             cost.releases_gil = True
@@ -93,7 +93,7 @@ class Amounts:
         cost.whole |= rows is not None and not rows.releases_gil
         fetcher = runner.work.fetcher
         is_read_ahead = fetcher.reader is not None or fetcher.lookups is not None
-        self._is_read = feed is None and not is_read_ahead and not segment.into_pool
+        self._is_read = upstream is None and not is_read_ahead and not segment.into_pool
         self.last_ns = 0
 
     @property
@@ -123,8 +123,8 @@ class Amounts:
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
         if self.joins:
-            assert self._feed is not None
-            is_exact = not pool.limit or self._feed.upstream.is_fed
+            assert self._upstream is not None
+            is_exact = not pool.limit or self._upstream.is_fed
             return 1 if is_exact else max(1, min(_HERE_OUTPUTS, int(_GATHERED_NS / each_ns)))
         if not self._gathers_alone:
             return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
@@ -170,7 +170,7 @@ class Amounts:
 
     def _wanted_ahead(self) -> int:
         pool = self._pool
-        if pool.inline or (self._feed is not None and self._feed.blocking):
+        if pool.inline or (self._upstream is not None and self._upstream.blocking):
             return 0
         if self.gathers:
             return 2 * self._at_once()
@@ -181,7 +181,8 @@ class Amounts:
         examples = max(2 * self._group, many, self._read_ahead)
         if self._segment.is_followed:  # otherwise jitter alone would cause repeats
             examples = max(FOLLOWED_BATCHES * self._group, examples)
-        elif self._feed is not None and self._feed.follows:  # early decisions see few ready items
+        elif self._upstream is not None and self._upstream.follows:
+            # Early decisions see few ready items.
             examples = 2 * self._group
         return -(-examples // self._group) if self._batches else examples
 

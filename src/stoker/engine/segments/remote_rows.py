@@ -93,7 +93,7 @@ class RemoteRows:
 
     def _take(self, start: int, request: Request, answer: Any, failed: dict[int, Failure]) -> None:
         """Copy the values of rows from an answer."""
-        task, inputs, rows = self.task, self.delivery.work.inputs, len(request.places)
+        task, work, rows = self.task, self.delivery.work, len(request.places)
         if isinstance(answer, Columns):
             self.delivery.put(task, start, task.builder.put_columns, answer, self.ns)
         elif isinstance(answer, Misfits):
@@ -101,19 +101,19 @@ class RemoteRows:
             return
         elif type(answer) is Failure:
             for row in range(start, start + (1 if self._is_batched else rows)):
-                self.delivery.fail(task, row, inputs.add_index(answer))
+                self.delivery.fail(task, row, work.add_index(answer))
             return
         elif self._is_batched:  # a whole batch, its maps done
             self._keep_batch(answer)
         else:
             task.values[start : start + rows] = [
-                failed.get(i) or inputs.add_index(value)
+                failed.get(i) or work.add_index(value)
                 if type(value) is Failure
                 else self._keep_value(value, place)
                 for i, (value, place) in enumerate(zip(answer, request.places, strict=True))
             ]
             return
-        self.ns[self.delivery.work.batched_at] += rows
+        self.ns[work.batched_at] += rows
 
     def _keep_batch(self, batch: Any) -> None:
         try:
@@ -129,7 +129,7 @@ class RemoteRows:
             return pytree.deep_copy(value)
         except Exception as error:
             pass_on(error)
-            return self.delivery.work.inputs.send_failure(error, place)
+            return self.delivery.work.send_failure(error, place)
 
     def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""

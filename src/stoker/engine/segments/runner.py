@@ -388,7 +388,7 @@ class SegmentRunner:
         work = self.work
         name, account = work.stage_at(stage)
         if stage < work.batch_at:
-            return work.inputs.failure(name, error, task.places[row], account)
+            return work.failure(name, error, task.places[row], account)
         return Failure(StageError(name, error, batch=task.number))
 
     def _complete_batches(self, work: Work, task: Task, ns: list[int]) -> list[Any]:
@@ -424,7 +424,7 @@ class SegmentRunner:
         Raises CannotRepeat where the value of a last use would have to be copied, and cannot.
         """
         value = self._copied_value(item, last_too=may_repeat)
-        if may_repeat and type(value) is Failure and self._is_last(item):
+        if may_repeat and type(value) is Failure and item.is_last_use:
             raise CannotRepeat
         return value
 
@@ -437,15 +437,10 @@ class SegmentRunner:
 
     def _copied_value(self, item: Item, *, last_too: bool = False) -> Any:
         value = item.task.values[item.row]
-        if type(value) is Failure or (self._is_last(item) and not last_too):
+        if type(value) is Failure or (item.is_last_use and not last_too):
             return value
         try:
             return self.recycler.copy(value)
         except Exception as error:
             pass_on(error)
-            inputs = self.work.inputs
-            return inputs.copy_failure(error, *inputs.places([item.ordinal]))
-
-    def _is_last(self, item: Item) -> bool:
-        # Asked for in this order: once it is settled, uses only become fewer.
-        return item.settled and item.scheduled == 1
+            return self.work.copy_failure(error, item.place)

@@ -15,18 +15,17 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.items import (
     DoneTask,
-    Inputs,
     Item,
-    ItemUses,
     Planning,
     PulledStream,
+    Stream,
     WouldBlock,
     with_value,
 )
@@ -43,7 +42,7 @@ class SegmentStream(PulledStream):
 
     Args:
         runner: does the work.
-        feed: the inputs; None for fresh examples, in ``order``.
+        upstream: the stream of inputs; None for fresh examples, in ``order``.
         order: the epoch's order; None without an indexed source.
         examples: the number of fresh examples in the epoch.
         amounts: how many outputs are made at once, and how many wait.
@@ -53,14 +52,14 @@ class SegmentStream(PulledStream):
     def __init__(
         self,
         runner: SegmentRunner,
-        feed: Inputs | None,
+        upstream: Stream | None,
         order: RankOrder | None,
         examples: int,
         amounts: Amounts,
         planning: Planning,
     ) -> None:
         self._runner = runner
-        self.feed = self.upstream = feed
+        self.upstream: Stream | None = upstream
         self._order = order
         self._examples = examples
         self._amounts = amounts
@@ -69,8 +68,10 @@ class SegmentStream(PulledStream):
         self.segment = segment = runner.segment
         batch = segment.batch
         self._cuts = runner.cuts
+        self._address = runner.work.address
+        self._first_batch, self._world = self._address.batch_place(0), self._address.world
         self._batches = batch is not None or segment.batches_in
-        self.inputs = inputs = examples if feed is None else feed.total
+        self.inputs = inputs = examples if upstream is None else upstream.total
         if isinstance(self._cuts, PlannedCuts):
             self.total: int | None = self._cuts.batches
         else:
@@ -85,8 +86,8 @@ class SegmentStream(PulledStream):
     @property
     def fresh(self) -> int:
         """Fresh examples behind the outputs that were submitted."""
-        if self.feed is not None:
-            return self.feed.fresh
+        if self.upstream is not None:
+            return self.upstream.fresh
         return min(self._examples, self._cuts.start(self._next))
 
     def pull(self, *, may_block: bool = True) -> Item | None:
@@ -153,20 +154,21 @@ class SegmentStream(PulledStream):
             count -= count_now
         self.planning.without_waiting(self._fill, self.ahead())
 
-    def make_values(self, at_most: int) -> tuple[list[Any], range]:
-        """Return the next outputs, single examples that are made here and now, and their numbers.
+    def make_values(self, at_most: int) -> tuple[list[Any], Sequence[int], range]:
+        """Return the next outputs, single examples that are made here and now.
 
-        An item for each would cost as much as reading it. None are returned where outputs are made
-        otherwise, and at the end.
+        Return their places, too, and the fresh examples up to each. An item for each would cost as
+        much as reading it. None are returned where outputs are made otherwise, and at the end.
         """
         number = self._next
         count = 0 if self._window or number == self.total else self._amounts.here(at_most)
         if not count:
-            return [], range(0)
+            return [], [], range(0)
         if self.total is not None:
             count = min(count, self.total - number)
         self._next += count
-        return self._make_fresh(number, count)
+        values, rows, places = self._make_fresh(number, count)
+        return values, places, range(rows.start + 1, rows.stop + 1)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` outputs are ready, and whether they are the last.
@@ -231,11 +233,15 @@ class SegmentStream(PulledStream):
             assert self.total is not None
             back, there = divmod(number, self.total)
             item = self.earlier[-back].recompute(there)
-            item.ordinal = number
+            item.place = self._address.batch_place(number)
             return item
+        upstream = self.upstream
+        if upstream is None:
+            return self._submit(number, 1, None)[0]
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
-        uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
-        return self._submit(number, 1, uses)[0]
+        if upstream.end is not None:
+            stop = min(stop, upstream.end)
+        return self._submit(number, 1, [*map(upstream.recompute, range(start, stop))])[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
         """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
@@ -245,13 +251,17 @@ class SegmentStream(PulledStream):
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
-        find = self._runner.work.inputs.index_before
+        find = self._runner.work.index_before
         assert find is not None
         return find(ordinal)
 
-    def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
-        """Return an error in using an output as that output's failure."""
-        return self._runner.work.inputs.failure_behind(stage, error, ordinal)
+    def place_before(self, number: int) -> int:
+        """Return the place of an output of an earlier epoch by its number, which is below 0."""
+        return self._address.batch_place(number)
+
+    def failure(self, stage: str, error: Exception, place: int) -> Failure:
+        """Return an error in using the output at a place as that output's failure."""
+        return self._runner.work.failure(stage, error, place)
 
     def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
@@ -277,24 +287,16 @@ class SegmentStream(PulledStream):
     def _copy_next(self) -> Item | None:
         """Hand on the next use at once: a copy, or the stored item itself if it is its last use."""
         assert self.planning.is_held()
-        assert self.feed is not None
-        uses = self.feed.take(1)
-        if not uses.items or self._next == self.total:
+        assert self.upstream is not None
+        item = next(self.upstream.pull_many(1), None)
+        if item is None or self._next == self.total:
             return None
-        (item,) = uses.items
         self.worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         value = self._runner.stored_value(item)
         self._runner.cost.note(1, time.perf_counter_ns() - began)
-        return self._use_of(uses, DoneTask([value]), self.feed.fresh)
-
-    def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
-        (item,), _, (use,), (age,) = uses
-        assert self.feed is not None
-        if self.feed.in_order:  # examples read ahead for later items do not count
-            return with_value(item, task)
-        return Item(task, 0, item.ordinal, use, fresh, item.rows, age=age)
+        return with_value(item, DoneTask([value]))
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self.planning.is_held()
@@ -308,19 +310,17 @@ class SegmentStream(PulledStream):
             return self._make(number, count)
         began = time.perf_counter_ns() if self._amounts.joins else 0
         self._amounts.last_ns = 0
-        uses: ItemUses | None = None
-        if self.feed is not None:
-            if not self._batches:
-                count = self.feed.together(count)
-            uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
-            batch = self.segment.batch
-            if not uses.items or (batch and batch.drop_last and len(uses.items) < batch.n):
+        items: list[Item] | None = None
+        if self.upstream is not None:
+            wanted = self._cuts.start(number + count) - self._cuts.start(number)
+            items, batch = [*self.upstream.pull_many(wanted)], self.segment.batch
+            if not items or (batch and batch.drop_last and len(items) < batch.n):
                 self._has_ended = True
-                if not any(map(_has_stream_ended, uses.items)):
-                    self.dropped_inputs = len(uses.items)
+                if not any(map(_has_stream_ended, items)):
+                    self.dropped_inputs = len(items)
                     return False
         self._next += count
-        self._window.extend(self._submit(number, count, uses))
+        self._window.extend(self._submit(number, count, items))
         if self._amounts.joins:  # reading sequences may take long, which ``_cost`` does not tell
             self._amounts.last_ns = time.perf_counter_ns() - began
         return True
@@ -331,30 +331,40 @@ class SegmentStream(PulledStream):
         if self._amounts.joins:
             made = self._join(number, count)
         else:
-            values, rows = self._make_fresh(number, count)
+            values, rows, places = self._make_fresh(number, count)
             task: Any = DoneTask(values)
             if count == 1:  # the usual case without workers; a loop would cost as much as the batch
-                window.append(Item(task, 0, number, 0, rows.stop, len(rows)))
+                window.append(Item(task, 0, places[0], 0, rows.stop, len(rows)))
             else:
-                window.extend(self._fresh_outputs(task, number, len(rows)))
+                window.extend(self._fresh_outputs(task, number, len(rows), places))
         self._next += made
         self._amounts.last_ns = (time.perf_counter_ns() - began) // count
         return made > 0
 
-    def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range]:
-        """Return outputs made here and now, and the numbers of the fresh examples in them."""
+    def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range, Sequence[int]]:
+        """Return outputs made here and now, the fresh examples in them, and their places."""
         assert self._order is not None
         cuts, runner = self._cuts, self._runner
         start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-        places = functools.partial(runner.work.inputs.places, range(start, stop))
-        return runner.make_now(number, self._order.span(start, stop), places), range(start, stop)
+        rows, find = range(start, stop), runner.work.places
+        indices = self._order.span(start, stop)
+        if self.segment.batch is None:
+            places = find(rows)
+            return runner.make_now(number, indices, lambda: places), rows, places
+        values = runner.make_now(number, indices, functools.partial(find, rows))
+        return values, rows, self._batch_places(number, count)
+
+    def _batch_places(self, number: int, count: int) -> range:
+        """Return the places of batches from ``number`` on."""
+        first = self._first_batch + number * self._world
+        return range(first, first + count * self._world, self._world)
 
     def _join(self, number: int, count: int) -> int:
         """Join packed sequences to batches here and now; return how many there were."""
         batch = self.segment.batch
-        assert self.feed is not None
+        assert self.upstream is not None
         assert batch is not None
-        items, size = [*self.feed.upstream.pull_many(count * batch.n)], batch.n
+        items, size = [*self.upstream.pull_many(count * batch.n)], batch.n
         rest = len(items) % size
         if len(items) < count * size:
             self._has_ended = True
@@ -365,54 +375,53 @@ class SegmentStream(PulledStream):
         task: Any = DoneTask(made)
         for i in range(len(made)):
             group = items[i * size : (i + 1) * size]
-            self._window.append(Item(task, i, number + i, 0, group[-1].fresh, len(group)))
+            place = self._address.batch_place(number + i)
+            self._window.append(Item(task, i, place, 0, group[-1].fresh, len(group)))
         return len(made)
 
-    def _fresh_outputs(self, task: Any, number: int, rows: int) -> list[Item]:
-        """Return the outputs of a task of so many fresh examples, from ``number`` on."""
+    def _fresh_outputs(
+        self, task: Task, number: int, rows: int, places: Sequence[int]
+    ) -> list[Item]:
+        """Return the outputs at these places, of so many fresh examples, from ``number`` on."""
         first = self._cuts.start(number)
         return [
-            Item(task, i, number + i, 0, first + stop, stop - start)
+            Item(task, i, places[i], 0, first + stop, stop - start)
             for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
         ]
 
-    def _submit(self, number: int, count: int, uses: ItemUses | None) -> list[Item]:
-        """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
-        start = self._cuts.start(number)
-        stop = min(self._cuts.start(number + count), self._examples)
-        ordinals = range(start, stop) if uses is None else uses.ordinals
-        needs, task = set[Task](), Task(self._runner, number, len(ordinals))
-        task.places = self._runner.work.inputs.places(ordinals)
-        if uses is None:
+    def _submit(self, number: int, count: int, items: list[Item] | None) -> list[Item]:
+        """Submit ``count`` outputs from ``number`` on; several batches only if gathered.
+
+        They are made of these items, or of fresh examples if that is None.
+        """
+        needs = set[Task]()
+        if items is None:
             assert self._order is not None
+            start = self._cuts.start(number)
+            stop = min(self._cuts.start(number + count), self._examples)
+            task = Task(self._runner, number, stop - start)
+            task.places = self._runner.work.places(range(start, stop))
             task.indices = self._order.span(start, stop)
-            task.fresh = stop
             self._runner.work.fetcher.expect(task.indices)
         else:
-            task.items, task.uses, task.fresh = uses.items, uses.uses, self.fresh
-            needs = {item.task for item in uses.items if not item.task.done}
+            task = Task(self._runner, number, len(items))
+            task.places = [item.place for item in items]
+            task.items = items
+            task.uses = uses = [item.use for item in items]
+            needs = {item.task for item in items if not item.task.done}
         self._runner.allocate(task)
         self.worker_pool.submit(task, needs)
-        return self._outputs(task, number, uses)
-
-    def _outputs(self, task: Task, number: int, uses: ItemUses | None) -> list[Item]:
-        if uses is None:
-            return self._fresh_outputs(task, number, task.rows)
-        if self.segment.batch is not None:
-            rows = len(uses.items)
-            batch = Item(task, 0, number, 0, task.fresh, rows, rows - len({*uses.ordinals}))
-            batch.examples = uses.uses, uses.ages
-            return [batch]
-        if self._batches:
-            return [self._use_of(uses, task, task.fresh)]
-        assert self.feed is not None
-        return [
-            Item(
-                task, row, item.ordinal, key,
-                item.fresh if self.feed.in_order else task.fresh, 1, age=age,
-            )
-            for row, (item, _, key, age) in enumerate(zip(*uses, strict=True))
-        ]  # fmt: skip
+        if items is None:
+            is_batch = self.segment.batch is not None
+            places = self._batch_places(number, count) if is_batch else task.places
+            return self._fresh_outputs(task, number, task.rows, places)
+        if self.segment.batch is None:
+            return [with_value(item, task, row) for row, item in enumerate(items)]
+        rows, repeats = len(items), len(items) - len({*task.places})
+        place = self._address.batch_place(number)
+        batch = Item(task, 0, place, 0, items[-1].fresh, rows, repeats)
+        batch.examples = uses, [item.age for item in items]
+        return [batch]
 
 
 def _has_stream_ended(item: Item) -> bool:

@@ -33,18 +33,17 @@ from stoker.basics.signals import pass_on
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.call_seeds import CallSeeds, Place
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.failure import REJECTED, SENDING, Failure
 from stoker.engine.work.fetcher import Fetcher
-from stoker.engine.work.inputs import InputAddresses
 from stoker.engine.work.spot import HERE
-from stoker.errors import StageError
+from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import EpochTime, time_at
 from stoker.schedule.rng import AddressedGenerator
 from stoker.sources.origin import IndexedSource
-from stoker.stages.batching.user_collate import Collate
+from stoker.stages.batching.user_collate import Collate, RowError
 from stoker.stages.cache import LeftOutBefore, Miss
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import returned_nothing
@@ -62,7 +61,8 @@ class Work:
         held: the generators that the user's objects hold, by caller; None to find them.
 
     Attributes:
-        inputs: where its inputs are.
+        index_before: returns the index of a fresh example of an earlier epoch that a pool holds, by
+            its number, which is below 0; None if no pool holds any.
         fetcher: reads examples, in the first segment of an indexed source.
         stages: how many stages have a time of their own: behind these stand their counts of
             examples. ``batch_at`` and ``batched_at``: where the batch stage's are counted.
@@ -81,9 +81,9 @@ class Work:
         self._held = held
         self._seeds: CallSeeds | None = None
         self._source = source
-        if segment.renumbered or segment.batches_in:
-            order = None
-        self.inputs = InputAddresses(address, source, order, are_batches=segment.batches_in)
+        # Only examples of the source have an index, which the order tells.
+        self._order = None if segment.renumbered or segment.batches_in else order
+        self.index_before: Callable[[int], int] | None = None
         self._random = AddressedGenerator()
         seed, epoch = address.seed, address.epoch
         self._operations = [_prepare(each, seed, epoch) for each in segment.operations]
@@ -112,7 +112,7 @@ class Work:
     def for_another_process(self) -> Work:
         """Return this without the order, which may be large, or be the user's."""
         twin = copy.copy(self)
-        twin.inputs = self.inputs.without_order()
+        twin._order = twin.index_before = None
         return twin
 
     def at(self, address: WorkAddress) -> Work:
@@ -176,10 +176,66 @@ class Work:
         names = self.segment.names  # a pipeline within a user's function has other stages
         return names[min(number, len(names) - 1)], account
 
+    def places(self, rows: range) -> Sequence[int]:
+        """Return the places of fresh examples by their numbers on this rank."""
+        assert self._order is not None
+        found = self._order.places(rows)
+        return found if isinstance(found, range) else found.tolist()
+
+    def error(
+        self, stage: str, error: BaseException, place: int, batch: int | None = None
+    ) -> StageError:
+        """Return an error of a stage that names the input at a place."""
+        if self.segment.batches_in:
+            return StageError(stage, error, batch=self.address.batch_number(place))
+        if self._order is None:
+            return StageError(stage, error, number=place, batch=batch)
+        if place >= 0:
+            index = int(self._order.at(np.array([place], np.int64))[0])
+        elif self.index_before is not None:
+            index = self.index_before(self.address.batch_number(place))
+        else:
+            return StageError(stage, error, batch=batch)
+        assert self._source is not None
+        return StageError(stage, error, index=index, path=self._source.path(index), batch=batch)
+
+    def failure(self, stage: str, error: BaseException, place: int, account: int = 0) -> Failure:
+        """Return an error of a stage as the failure of the input at a place."""
+        return Failure(self.error(stage, error, place), self.address.at, account)
+
+    def copy_failure(self, error: Exception, place: int) -> Failure:
+        """Return an error in copying a stored item for one of its uses as that use's failure."""
+        return self.failure("echo (copying an item)", error, place)
+
+    def send_failure(self, error: Exception, place: int) -> Failure:
+        """Return an error in sending back a worker process's result as an example's failure."""
+        return self.failure(SENDING, error, place)
+
     def batch_failure(self, error: Exception, number: int, places: Sequence[int] = ()) -> Failure:
-        """Return an error in putting batch ``number`` together, of examples at these places."""
+        """Return an error in putting batch ``number`` together as its failure.
+
+        ``places`` are those of its rows: a single one is to blame, else the error may name one.
+        """
         assert self.segment.batch is not None
-        return self.inputs.batch_failure(self.segment.batch.name, error, number, places)
+        stage = self.segment.batch.name
+        row = 0 if len(places) == 1 else None
+        if isinstance(error, (UnlikeError, RowError)):
+            row = error.row
+        if isinstance(error, RowError):
+            error = error.error
+        if row is not None and row < len(places):
+            return Failure(self.error(stage, error, places[row], batch=number))
+        return Failure(StageError(stage, error, batch=number))
+
+    def add_index(self, failure: Failure) -> Failure:
+        """Add the example's index to a failure from another process, which knew only its place."""
+        error = failure.error
+        if not isinstance(error, StageError) or error.number is None or self._order is None:
+            return failure
+        cause = error.__cause__
+        assert cause is not None
+        located = self.error(error.stage, cause, error.number, error.batch)
+        return Failure(located, failure.part, failure.account)
 
     def apply(
         self,
@@ -229,7 +285,7 @@ class Work:
                     values[i] = copy_lent_parts(value, originals[i], copied)
                 except Exception as error:
                     pass_on(error)
-                    values[i] = self.inputs.copy_failure(error, places[i])
+                    values[i] = self.copy_failure(error, places[i])
         self._apply(slice(reading, None), values, places, uses, ns)
 
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
@@ -245,7 +301,7 @@ class Work:
         except Exception as error:
             pass_on(error)
             # Nothing may skip it: once the cache is full, it would not even be noticed.
-            return Failure(self.inputs.error(self._cache.name, error, place))
+            return Failure(self.error(self._cache.name, error, place))
         finally:
             ns[self._first + self._cache_at] += time.perf_counter_ns() - start
         return one[0]
@@ -322,7 +378,7 @@ class Work:
                     values[i] = result
                 except Exception as error:
                     pass_on(error)
-                    values[i] = self.inputs.failure(stage.name, error, places[i], stage.account)
+                    values[i] = self.failure(stage.name, error, places[i], stage.account)
             if spot is not None:
                 spot.leave()
             ns[number] += time.perf_counter_ns() - start
@@ -362,11 +418,11 @@ class Work:
                 spot.enter(at)
             try:
                 if (seed := self._place(at - shift)) is not None:
-                    seed(self.inputs.batch_place(number), 0)
+                    seed(self.address.batch_place(number), 0)
                 if key is None:
                     batch = fn(batch)
                 else:
-                    place = self.inputs.batch_place(number)
+                    place = self.address.batch_place(number)
                     batch = fn(batch, self._random.at(key, place))
                 if batch is None:
                     raise returned_nothing("batch")
@@ -383,7 +439,7 @@ class Work:
         """Seed generators for the user's ``collate`` of batch ``number``."""
         place = self._place(self._first + len(self._operations))
         if place is not None:
-            place(self.inputs.batch_place(number), 0)
+            place(self.address.batch_place(number), 0)
 
     @property
     def collate(self) -> Collate | None:

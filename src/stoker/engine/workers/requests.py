@@ -237,7 +237,7 @@ def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]
         try:
             Flattener().flatten(value)
         except Exception as error:
-            value = _as_plain(work.inputs.send_failure(error, place))
+            value = _as_plain(work.send_failure(error, place))
         checked.append(value)
     return checked
 

@@ -36,7 +36,7 @@ class Task:
         done_ns: when it was done, by ``time.perf_counter_ns``.
         builder, batch: where its rows are written, if they make a batch.
         indices, items: the inputs of its rows: indices of examples in the source, or items.
-        places, uses: the addresses of its rows (``InputAddresses.places``).
+        places, uses: the addresses of its rows (``Item``).
         failed: the first of its rows that failed, and the failure.
         kept: stored items whose uses end with the task, as it may be made again until then.
     """
@@ -57,7 +57,6 @@ class Task:
     items: list[Any] | None = None
     places: Any = None
     uses: list[int] | None = None
-    fresh: int = 0
     failed: tuple[int, Any] | None = None
     kept: list[Any] = field(default_factory=list)
 

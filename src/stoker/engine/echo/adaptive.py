@@ -1,4 +1,4 @@
-"""The inputs of a segment after an adaptive echo, decided step by step.
+"""The stream of an adaptive echo, decided step by step.
 
 Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
 ``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
@@ -27,9 +27,18 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
-from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
-from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
-from stoker.engine.plan.points import EchoPoint
+from stoker.engine.echo.stream import EchoStream, PoolStart
+from stoker.engine.items import (
+    EpochCounters,
+    Item,
+    Lent,
+    Planning,
+    PolledStream,
+    WouldBlock,
+    done_item,
+)
+from stoker.engine.plan.points import OwnPoint
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.echo_record import Decisions
 from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
@@ -39,7 +48,7 @@ from stoker.schedule.pools.fixed import Draw
 class Policy(Protocol):
     """Decides how many fresh items go into the next step."""
 
-    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: PolledStream) -> int | None:
         """Return the step's code; None at the end of the epoch. Raises WouldBlock as streams do."""
         ...
 
@@ -47,7 +56,7 @@ class Policy(Protocol):
 class OnDemandPolicy:
     """Uses fresh items as soon as they are ready; waits for them only if too few may be reused."""
 
-    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: PolledStream) -> int | None:
         """Return the code for the ready items; waits for items that the pool cannot do without."""
         ready, over = upstream.poll(pool.group)
         missing = max(pool.needed, pool.even_share)
@@ -61,8 +70,8 @@ class OnDemandPolicy:
         return pool.code_of(ready, over=over)
 
 
-class AdaptiveInputs(EchoInputs[AdaptivePool]):
-    """The inputs of a segment after an adaptive echo, by a policy's decisions.
+class AdaptiveEcho(EchoStream[AdaptivePool]):
+    """The uses by a policy's decisions.
 
     Args:
         policy: decides how many fresh items go into a step.
@@ -74,9 +83,9 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
 
     def __init__(
         self,
-        point: EchoPoint,
-        make_pool: Callable[[AdaptiveInputs], AdaptivePool],
-        upstream: Stream,
+        point: OwnPoint,
+        make_pool: Callable[[AdaptiveEcho], AdaptivePool],
+        upstream: PolledStream,
         tally: EpochCounters,
         worker_pool: WorkerPool,
         policy: Policy,
@@ -109,11 +118,8 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         if code is None:
             pool.ended = True
             return False
-        first, got = pool.admitted, 0
-        for item in upstream.pull_many(pool.fresh_of(code)):
-            self._items[first + got] = item
-            self._fresh = item.fresh
-            got += 1
+        first = pool.admitted
+        got = self._keep(upstream.pull_many(pool.fresh_of(code)), first) - first
         draw = pool.draw(code, got)
         pool.ended = got < pool.fresh_of(code)
         self._schedule(draw, 0)
@@ -146,11 +152,14 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
 
     def handed_on(self, total: int) -> dict[int, Item]:
         """Return the pool's items by their numbers in the next epoch; this one has ``total``."""
-        items = {}
+        items, upstream = {}, self.upstream
+        assert isinstance(upstream, SegmentStream)
         for number, item in self._items.items():
             if item.task.done and item.task.values[item.row] is not None:
                 value, there = item.task.values[item.row], number - total
-                items[there] = done_item(value, there, 0, item.rows)
+                place = upstream.place_before(there)
+                items[there] = carried = done_item(value, place, 0, item.rows)
+                carried.lent = Lent()
         return items
 
     def _drop(self, draw: Draw) -> None:
@@ -162,9 +171,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             for number in numbers:
                 item = self._items.pop(number, None)
                 if item is not None:  # after a resume, None if it was not made again yet
-                    item.settled = True
-                    if not item.scheduled:
-                        item.task.values[item.row] = None
+                    item.settle()
 
     def resume(self, node: PoolStart | None, request: UpstreamRequest) -> UpstreamRequest:
         """Replay the steps; over a loader or stream begin with an empty pool."""
@@ -227,7 +234,7 @@ class Replay:
         self._decisions = decisions
         self._planning = planning
 
-    def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
+    def code(self, pool: AdaptivePool, upstream: PolledStream) -> int | None:
         """Return the recorded code, once the fresh items are ready.
 
         Raises StateError if the record lacks this step, or the epoch has too few fresh items.

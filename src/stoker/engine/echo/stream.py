@@ -1,18 +1,18 @@
-"""The inputs of a segment after an echo: a schedule draws uses from the items of a stream."""
+"""The stream of an echo: a schedule draws uses from the items of the stream before it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import EpochCounters, Inputs, Item, ItemUses, Stream
-from stoker.engine.plan.points import EchoPoint
+from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, Stream
+from stoker.engine.plan.points import OwnPoint
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
@@ -23,7 +23,7 @@ from stoker.schedule.pools.fixed_snapshot import Snapshot
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 
-class PoolStart(Node, tag=EchoPoint.kind):
+class PoolStart(Node, tag="echo"):
     """The snapshot from which a pool is replayed.
 
     Attributes:
@@ -35,12 +35,12 @@ class PoolStart(Node, tag=EchoPoint.kind):
     items: int | None = None
 
     @classmethod
-    def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
-        """Read the result of ``to_json``."""
-        echo, most, exact = point.echo, bounds.most, bounds.exact
+    def from_json(cls, echo: Any, saved: Any, bounds: Bounds) -> PoolStart:
+        """Read the result of ``to_json``; ``echo`` is the stage."""
+        most, exact = bounds.most, bounds.exact
         if not (size := bounds.pool_size.size):
             raise ValueError("the size of its pool is missing in it")
-        fits = {"size": size, "group": point.group, "items": most}
+        fits = {"size": size, "group": bounds.pool_group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:
             snapshot = fixed_snapshot.unpack(saved, counts=echo.counts, **fits)
@@ -63,11 +63,11 @@ class PoolStart(Node, tag=EchoPoint.kind):
             if isinstance(snapshot, AdaptiveSnapshot)
             else fixed_snapshot.pack(snapshot)
         )
-        return {"kind": EchoPoint.kind, "items": self.items, **json}
+        return {"kind": "echo", "items": self.items, **json}
 
 
-class EchoInputs(Inputs, Generic[AnyPool]):
-    """The uses of the items in a pool, as the inputs of a segment.
+class EchoStream(Stream, Generic[AnyPool]):
+    """The uses of the items in a pool.
 
     Args:
         point: the echo's point in the plan.
@@ -77,23 +77,21 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     """
 
     keeps = True
-    in_order = False
-    follows = False
 
     def __init__(
         self,
-        point: EchoPoint,
+        point: OwnPoint,
         make_pool: Callable[[Any], AnyPool],
-        upstream: Stream,
+        upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
         self.point = point
-        self.echo = point.echo
+        self.echo = point.stage
         self._make_pool = make_pool
-        self.upstream = upstream
+        self.upstream: PolledStream = upstream
         self.blocking = upstream.blocking
-        self._items: dict[int, Item] = {}  # by number
-        self._drawn = ItemUses([], [], [], [])
+        self._items: dict[int, Any] = {}  # items by number, each with its ``lent``
+        self._drawn: list[Item] = []  # uses, not pulled yet
         self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
         self._uses = self._first_uses = 0  # drawn so far
@@ -151,25 +149,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
-        self._drawn = ItemUses([], [], [], [])
+        self._drawn.clear()
         self._make_pool = _over  # it refers to the run, which refers to this
 
-    def together(self, count: int) -> int:
-        if not self._drawn.ordinals:
-            self._step()
-        return min(count, len(self._drawn.ordinals) or count)
-
-    def take(self, count: int) -> ItemUses:
-        """Return the next uses, fewer only at the end."""
-        drawn = self._drawn
-        while len(drawn.ordinals) < count and self._step():
+    def pull_many(self, count: int) -> Iterator[Item]:
+        while len(self._drawn) < count and self._step():
             pass
-        self._drawn = ItemUses([], [], [], [])
-        if len(drawn.ordinals) > count:
-            self._drawn = ItemUses(*(column[count:] for column in drawn))
-            for column in drawn:
-                del column[count:]
-        return drawn
+        drawn, self._drawn = self._drawn[:count], self._drawn[count:]
+        return iter(drawn)
 
     @abstractmethod
     def _step(self) -> bool:
@@ -229,30 +216,34 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         Raises StateError if the node cannot be right.
         """
 
-    def recompute_uses(self, start: int, count: int) -> ItemUses:
-        """Return uses from before a resume, their items made again."""
-        uses = ItemUses([], [], [], [])
-        for number, use, age in self._drawn_before(start, count):
-            item = self.upstream.recompute(number)
-            item.scheduled, item.settled = 1, True
-            each = item, item.ordinal, use, age
-            for column, value in zip(uses, each, strict=True):
-                column.append(value)
-        return uses
+    def recompute(self, number: int) -> Item:
+        """Return a use from before a resume, its item made again."""
+        step, row = divmod(number, self.pool.group)
+        drawn, use, age = self._draws_again[step][row]
+        item = self.upstream.recompute(drawn)
+        return Item(item.task, item.row, item.place, use, self.fresh, item.rows, age=age)
 
-    def _drawn_before(self, start: int, count: int) -> list[tuple[int, int, int]]:
-        """Return items, uses and ages that were drawn before a resume; fewer at the end."""
-        group, found = self.pool.group, []
-        for number in range(start, start + count):
-            drawn = self._draws_again[number // group]
-            found += drawn[number % group :][:1]
-        return found
+    @property
+    def end(self) -> int | None:
+        """The number of uses, if the last of them are from before a resume."""
+        group = self.pool.group
+        ends = (group * at + len(d) for at, d in self._draws_again.items() if len(d) < group)
+        return next(ends, None)
+
+    def _keep(self, items: Iterable[Item], first: int) -> int:
+        """Keep fresh items, from number ``first`` on; return the number behind the last."""
+        kept, number = self._items, first - 1
+        for number, item in enumerate(items, first):
+            item.lent = Lent()
+            kept[number] = item
+            self._fresh = item.fresh
+        return number + 1
 
     def _schedule(self, draw: Draw, skip: int) -> None:
         numbers, uses = draw.ordinals, draw.uses.tolist()
         self._count(draw.distance_sum, draw.repeats, len(uses), uses.count(0))
-        self._use(numbers[skip:].tolist(), uses[skip:], numbers[skip:][draw.last[skip:]].tolist())
-        self._drawn.ages.extend(draw.ages[skip:].tolist())
+        last = numbers[skip:][draw.last[skip:]].tolist()
+        self._use(numbers[skip:].tolist(), uses[skip:], draw.ages[skip:].tolist(), last)
 
     def _count(self, distance_sum: int, distances: int, uses: int, first_uses: int) -> None:
         self._tally.distance_sum += distance_sum
@@ -260,23 +251,25 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self._uses += uses
         self._first_uses += first_uses
 
-    def _use(self, numbers: list[int], uses: list[int], last: list[int]) -> None:
+    def _use(self, numbers: list[int], uses: list[int], ages: list[int], last: list[int]) -> None:
         """Add uses of these items to those drawn; these are the last ones of some."""
-        items, drawn = self._items, self._drawn
+        items, fresh = self._items, self.fresh
         try:
             used = [items[number] for number in numbers]
         except KeyError:  # after a resume: an item is made again when it is next used
             for number in numbers:
                 if number not in items:
-                    items[number] = self.upstream.recompute(number)
+                    items[number] = item = self.upstream.recompute(number)
+                    item.lent = Lent()
             used = [items[number] for number in numbers]
         for item in used:
-            item.scheduled += 1
+            item.lent.scheduled += 1
         for number in last:
-            items.pop(number).settled = True
-        drawn.items.extend(used)
-        drawn.ordinals.extend([item.ordinal for item in used])
-        drawn.uses.extend(uses)
+            items.pop(number).lent.settled = True
+        self._drawn += [
+            Item(i.task, i.row, i.place, use, fresh, i.rows, 0, age, None, i.lent)
+            for i, use, age in zip(used, uses, ages, strict=True)
+        ]
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Record a draw from before a resume; return the numbers of its items still needed."""
@@ -288,14 +281,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
 
 
-class PooledInputs(EchoInputs[Pool]):
-    """The inputs of a segment after an echo of a fixed factor."""
+class FixedEcho(EchoStream[Pool]):
+    """The uses by a fixed factor."""
 
     def __init__(
         self,
-        point: EchoPoint,
-        make_pool: Callable[[PooledInputs], Pool],
-        upstream: Stream,
+        point: OwnPoint,
+        make_pool: Callable[[FixedEcho], Pool],
+        upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
@@ -338,19 +331,16 @@ class PooledInputs(EchoInputs[Pool]):
             return True
         number, use, is_last, age = one
         self._count(max(0, age), age > 0, 1, not use)
-        self._use([number], [use], [number] if is_last else [])
-        self._drawn.ages.append(age)
+        self._use([number], [use], [age], [number] if is_last else [])
         return True
 
     def _admit(self, pool: Pool, wanted: int) -> None:
         """Take so many fresh items into the pool; fewer come only at the end."""
-        first, got = pool.admitted, 0
+        held = len(self._items)
         try:
-            for item in self._pull(wanted):
-                self._items[first + got] = item
-                self._fresh = item.fresh
-                got += 1
+            self._keep(self._pull(wanted), pool.admitted)
         finally:  # a loader may raise an error, and go on
+            got = len(self._items) - held
             pool.admit(got)
         if got < wanted:
             pool.end()

@@ -1,19 +1,42 @@
-"""Echoing: a stage that keeps items and uses them again."""
+"""Echoing: a stage that keeps items and uses them again; the pool of an epoch, and its policy."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from stoker.basics import resources
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree, resources
 from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
+from stoker.engine.checkpoint import Bounds
+from stoker.engine.echo.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
+from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
+from stoker.engine.echo.stream import EchoStream, FixedEcho, PoolStart
+from stoker.engine.items import PolledStream
+from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
+from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses, exact_factor
-from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
+from stoker.schedule.leg import Leg
+from stoker.schedule.pools.adaptive import (
+    MOST_DISTANCE,
+    MOST_FACTOR,
+    AdaptivePool,
+    longest_distance,
+)
+from stoker.schedule.pools.fixed import Pool
+from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_with
 
 Factor = float | Fraction | str
 """``"auto"``, or the mean uses of each fresh item, at least 1."""
@@ -30,13 +53,13 @@ DEFAULT_MAX_FACTOR_BEFORE_AUGMENTATION = 8
 # Trained with a factor of 4: loss falls with the distance up to 4 to 8 steps (images), 8 to 16
 # (text).
 DEFAULT_MIN_DISTANCE = 8
-WINDOW_STEPS = 64
-"""Every so many batches ranks agree on the factor of an adaptive echo. Simulated (lognormal
-times, sigma 0.5): windows of 64 miss 10 % in at most 7 % of cases, of 20 in up to 26 %."""
+# The share of memory that stays free, however large a pool the user asks for. Chosen, not measured.
+_KEPT_FREE_FRACTION = 0.05
+_log = logging.getLogger("stoker")
 
 
 @dataclass(frozen=True)
-class Echo(ChainStage):
+class Echo(StreamStage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
@@ -56,6 +79,9 @@ class Echo(ChainStage):
     pool_bytes: int | None
     awaits_augmentation: bool = field(default=False, compare=False)
     """Whether ``max_factor`` is the default still, which a random map behind it raises."""
+    traits = Traits(repeats=True)
+    kind = "echo"
+    is_decided = False
 
     @staticmethod
     def of(
@@ -86,10 +112,6 @@ class Echo(ChainStage):
         if self.counts is None:
             return f"echo(auto, max_factor={self.max_factor})"
         return f"echo({float(self.counts.factor):g})"
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(repeats=True)
 
     @property
     def is_adaptive(self) -> bool:
@@ -130,8 +152,55 @@ class Echo(ChainStage):
                 "none: give it workers, or a fixed factor"
             )
 
-    def lower(self, to: EnginePlan) -> None:
-        to.echo(self)
+    def stream(self, upstream: PolledStream, context: StreamContext) -> EchoStream[Any]:
+        point, setup, tally = context.point, context.setup, context.tally
+        make = functools.partial(_make_pool, self, context)
+        if not self.is_adaptive:
+            return FixedEcho(point, make, upstream, tally)
+        policy = self._policy(upstream, context)
+        steps = setup.steps if setup.plan.carries_pool and setup.ranks is None else None
+        return AdaptiveEcho(point, make, upstream, tally, context.worker_pool, policy, steps)
+
+    def _policy(self, upstream: PolledStream, context: StreamContext) -> Policy:
+        setup = context.setup
+        if setup.record is not None:
+            return Replay(setup.record.of(0, setup.epoch), context.planning)
+        if setup.ranks is None:
+            return OnDemandPolicy()
+        return self._agree_policy(upstream, context, setup.ranks)
+
+    def _agree_policy(
+        self, upstream: PolledStream, context: StreamContext, ranks: Ranks
+    ) -> AgreedPolicy:
+        """Return the policy that ranks agree on. Raises ValueError if they cannot agree."""
+        setup, plan = context.setup, context.setup.plan
+        total = upstream.total
+        if upstream.leaves_out:
+            total = context.skip_log.examples
+        if plan.source.yields_batches:
+            with contextlib.suppress(TypeError):
+                total = plan.source.count()
+        if (total is None or plan.has_filter) and setup.steps is None:
+            raise ValueError(
+                f"{self.name} across ranks: how many steps an epoch has cannot be known before "
+                "its end here; .steps(n) says how many all ranks take"
+            )
+        share = plan.selection.share
+        uneven = plan.source.yields_batches or (share is not None and share.uneven)
+        if plan.has_filter or (uneven and setup.steps is not None):  # .steps() ends epochs
+            total = None
+        return AgreedPolicy(
+            ranks,
+            self.max_factor,
+            context.point.group,
+            total,
+            setup.autotuner.factor or UNIT,
+            context.planning,
+            leaky=context.point.leaks,
+        )
+
+    def read_node(self, saved: Any, bounds: Bounds) -> PoolStart:
+        return PoolStart.from_json(self, saved, bounds)
 
     def count(self, items: int) -> int:
         """Return the uses of so many fresh items. Raises TypeError if it is unknown beforehand."""
@@ -263,3 +332,88 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
     if pool < 1:
         raise ValueError(f"a pool holds at least one item, not {pool}")
     return int(pool), None
+
+
+def _make_pool(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> Any:
+    """Return the pool of an epoch, at the first use: its size may depend on the first item."""
+    setup, group = context.setup, context.point.group
+    known = setup.pool_size
+    if setup.record is not None and echo.is_adaptive:
+        known.size = setup.record.echoes[0].size
+    if not known.size:
+        _choose_size(echo, context, stream)
+    if known.size < echo.smallest_distinct(group):
+        what = "repeat a batch at once" if group == 1 else "hold an example twice"
+        what = "find nothing to use again" if echo.is_adaptive else what
+        warn(
+            f"{echo.name}: with a pool of {known.size} a batch may {what}; "
+            f"at least {echo.smallest_distinct(group)} keep uses apart"
+        )
+    counts = echo.counts
+    if counts is None:
+        return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
+    assert isinstance(stream, FixedEcho)
+    key = pool_key(setup.seed, setup.epoch, context.leg)
+    # The pool takes a whole epoch of less than two groups at once.
+    return Pool(counts, known.size, group, key, stream.count(2 * group if group > 1 else 0))
+
+
+def _choose_size(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> None:
+    """Choose the pool's size; a size in bytes needs its first item."""
+    known, group = context.setup.pool_size, context.point.group
+    # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
+    looks = context.setup.plan.source.yields_batches or context.point.on_device
+    if echo.pool is not None and not looks:
+        known.size = echo.pool
+        return
+    value = stream.first_value(context.worker_pool)
+    if value is None:
+        known.size = echo.pool or DEFAULT_POOL_BATCHES * group
+        return
+    if type(value) is Failure:
+        raise value.error
+    each = max(1, pytree.nbytes(value))
+    device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
+    usable = stream.upstream.usable_bytes
+    if device:
+        usable = functools.partial(resources.usable_device_bytes, device)
+    known.size, known.item_bytes = _size(echo, each, group, usable), each
+    if device:
+        _log.warning(
+            "%s: the pool may hold %d batches, %s of the memory of %s (pool= sets it)",
+            echo.name, known.size, resources.format_bytes(known.bytes), device,
+        )  # fmt: skip
+
+
+def pool_key(seed: int, epoch: int, leg: Leg | None) -> NDArray[np.uint64]:
+    """Return the key of a pool's draws; each leg of an epoch has another one."""
+    steps = 0 if leg is None else leg.before.steps
+    return rng.key(seed, epoch, rng.ECHO, steps)
+
+
+def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
+    """Return how many items of ``each`` bytes a pool holds.
+
+    If memory is short, fewer than the user's bytes allow, with a warning. Raises ValueError if that
+    is less than a batch.
+    """
+    if echo.pool is not None:
+        return echo.pool
+    if echo.pool_bytes is None:
+        allowed = int(usable() * DEFAULT_POOL_MEMORY_FRACTION)
+        return max(group, min(DEFAULT_POOL_BATCHES * group, allowed // each))
+    room = int(usable() * (1 - _KEPT_FREE_FRACTION))
+    allowed = min(echo.pool_bytes, room)
+    size = allowed // each
+    if size < group:
+        raise ValueError(
+            f"{echo.name}: a pool of {resources.format_bytes(allowed)} holds {size} "
+            f"items of {resources.format_bytes(each)}, less than a batch of {group}; "
+            "give the pool more, or make batches smaller"
+        )
+    if allowed < echo.pool_bytes:
+        warn(
+            f"{echo.name}: the pool takes {resources.format_bytes(allowed)} instead of "
+            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory"
+        )
+    return size

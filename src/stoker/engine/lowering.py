@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, assert_never
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.engine.checkpoint import Bounds
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import (
-    EchoPoint,
-    FilterPoint,
     OwnPoint,
     Part,
 )
 from stoker.engine.plan.segment import Segment
+from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.stream_stage import StreamContext
+from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.drawing import OrderFactory
@@ -25,11 +27,34 @@ from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage
-from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import ChainStage
+from stoker.stages.stage import ChainStage, Traits
+
+
+@dataclass(frozen=True)
+class Sift:
+    """Drops outputs of the segment before it: by filters, or as skips.
+
+    It stands in a plan as a ``StreamStage`` does, but in no chain.
+
+    Attributes:
+        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
+    """
+
+    budgets: Mapping[int, Budget]
+    traits: ClassVar[Traits] = Traits(filters=True)
+    kind = "filter"
+    is_decided = True
+    in_turn = True
+    is_adaptive = False
+
+    def stream(self, upstream: SegmentStream, context: StreamContext) -> FilteredStream:
+        return FilteredStream(self.budgets, context.point.at - 1, upstream, context.skip_log)
+
+    def read_node(self, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        return FilterRecord.from_json(saved, bounds)
 
 
 def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
@@ -134,23 +159,18 @@ class Lowering:
         self._rule = rule
 
     def own(self, stage: ChainStage) -> None:
-        """The stage makes its own stream; a segment comes right before if it moves nothing."""
+        """The stage makes its own stream; a segment comes right before if it needs one."""
         self._close()
-        moves = stage.traits.moves
-        if not moves and self._parts[-1].needs_work_behind:
+        takes_any = stage.traits.moves or stage.traits.repeats
+        if not takes_any and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        self._parts.append(OwnPoint(stage))
-        self._on_device = self._on_device or moves
+        self._parts.append(OwnPoint(stage, self._batches, self._on_device))
+        self._on_device = self._on_device or stage.traits.moves
 
     def join(self, length: int) -> None:
         """Items are pieces of full sequences of this length: the segment behind joins them."""
         self._renumbered = True
         self._segment = replace(self._new(), joins=length)
-
-    def echo(self, stage: Echo) -> None:
-        """Items are used several times."""
-        self._close()
-        self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def plan(self) -> Plan:
         """Return the plan of the collected parts."""
@@ -161,22 +181,16 @@ class Lowering:
         in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
-            match part:
-                case Segment():
-                    part.into_pool, part.is_followed = into_pool, is_followed
-                    part.is_waited_for, in_turn = in_turn, True
-                    into_pool = is_followed = False
-                case FilterPoint():
-                    leaks = True
-                case OwnPoint():
-                    leaks, in_turn = leaks or part.is_decided, part.stage.in_turn
-                    into_pool = False
-                case EchoPoint():
-                    part.group = 1 if part.holds_batches else self._group
-                    part.leaks = leaks
-                    into_pool, is_followed = True, part.echo.is_adaptive
-                case _:
-                    assert_never(part)
+            if isinstance(part, Segment):
+                part.into_pool, part.is_followed = into_pool, is_followed
+                part.is_waited_for, in_turn = in_turn, True
+                into_pool = is_followed = False
+                continue
+            stage = part.stage
+            part.group, part.leaks = 1 if part.holds_batches else self._group, leaks
+            leaks, in_turn = leaks or part.is_decided, stage.in_turn
+            into_pool = stage.traits.repeats or (into_pool and not stage.traits.moves)
+            is_followed = is_followed or stage.is_adaptive
         return Plan(
             self._indexed,
             self._iterated,
@@ -215,7 +229,7 @@ class Lowering:
             return [segment]
         again = segment.renumbered
         first = replace(segment, batch=None, batch_maps=[])
-        pieces: list[Part] = [first, FilterPoint(budgets)]
+        pieces: list[Part] = [first, OwnPoint(Sift(budgets), False, self._on_device)]
         if segment.batch is not None:
             pieces.append(
                 Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)

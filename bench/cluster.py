@@ -1,17 +1,18 @@
 """A cache over several nodes: what items of others cost, and what it saves on slow storage.
 
-1. Items of 110 KB from three keepers, one of which is on this host, against a whole copy on this
+1. Items of 110 KB from three cache servers, one of which is on this host, against a whole copy on
+this
    host: the same pipeline, an epoch behind the first.
 2. The experiment of the papers, in small: nodes that train together, each with a copy of the files
    on a disk of 100 MB/s and with memory for a third of them. What memory is for: the page cache;
    each node's own cache (parts are drawn anew every epoch); one cache over all nodes. Nodes are
-   processes in control groups of their own, each with its keeper, connected by the loopback.
+   processes in control groups of their own, each with its cache server, connected by the loopback.
 
 Command, as root (the second question needs it)::
 
     python bench/cluster.py
 
-Target: items from three keepers at 0.65 of the rate of a whole copy here.
+Target: items from three cache servers at 0.65 of the rate of a whole copy here.
 
 Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18, control groups v1; Python 3.11.7.
 
@@ -21,7 +22,7 @@ Results (five rounds)::
     110 KB items       items/s         of a whole copy
     --------------------------------------------------
     a whole copy here   54,083              1 (1 .. 1)
-    three keepers       23,105  0.373 (0.278 .. 0.497)
+    three cache servers       23,105  0.373 (0.278 .. 0.497)
 
                                  of the files read  epoch, s          times as fast
     -------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ from harness import Ratio, Report, interleaved, parser, report
 from throttled import read_bytes, write_files
 
 import stoker
-from stoker.cluster.keeper.server import Keeper
+from stoker.cluster.cache_server import CacheServer
 from stoker.transport.secret import make_token_file, read_token
 
 ITEM_BYTES = 110_000
@@ -97,25 +98,25 @@ def size_of(examples: list[Any]) -> int:
 
 
 @contextmanager
-def keepers(folder: Path, count: int, size_bytes: int) -> Iterator[list[tuple[str, str]]]:
-    """Start keepers as processes; yields their addresses and folders."""
+def servers(folder: Path, count: int, size_bytes: int) -> Iterator[list[tuple[str, str]]]:
+    """Start cache servers as processes; yields their addresses and folders."""
     command = "import sys; sys.argv[0] = 'stoker'; from stoker.cli import main; main()"
     serve = [sys.executable, "-c", command, "cache", "serve", "--listen", "127.0.0.1:0"]
     serve += ["--insecure"]  # results/encryption.json has the cost of encryption
     with ExitStack() as ends:
         found = []
         for number in range(count):
-            path = str(folder / f"keeper-{number}")
-            keeper = subprocess.Popen(
+            path = str(folder / f"server-{number}")
+            server = subprocess.Popen(
                 [*serve, "--folder", path, "--size", str(size_bytes)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            ends.enter_context(keeper)
-            ends.callback(keeper.terminate)
-            assert keeper.stdout is not None
-            words = keeper.stdout.readline().split()
+            ends.enter_context(server)
+            ends.callback(server.terminate)
+            assert server.stdout is not None
+            words = server.stdout.readline().split()
             found.append((words[words.index("at") + 1].rstrip(","), path))
         yield found
 
@@ -126,13 +127,13 @@ def remote_gets(made: Report, count: int, rounds: int) -> None:
     size = int(count * ITEM_BYTES * PACKING) + (16 << 20)
     with (
         tempfile.TemporaryDirectory(dir=memory) as home,
-        keepers(Path(home), 3, size // 2) as found,
+        servers(Path(home), 3, size // 2) as found,
     ):
         source = stoker.from_dataset(Items(count), seed=0).shuffle()
         hosts = [address for address, _ in found]
         caches: dict[str, Any] = {
             "a whole copy here": source.cache(size, version="1", path=f"{home}/whole"),
-            "three keepers": source.cache(
+            "three cache servers": source.cache(
                 cluster=hosts, version="1", path=found[0][1], insecure=True
             ),
         }
@@ -148,7 +149,7 @@ def remote_gets(made: Report, count: int, rounds: int) -> None:
             for case in cases.values():
                 case()
         rates = interleaved(cases, rounds)
-        remote = pipelines["three keepers"].stats().cache
+        remote = pipelines["three cache servers"].stats().cache
         for name, each in rates.items():
             for number, items_per_s in enumerate(each):
                 made.add(
@@ -161,7 +162,8 @@ def remote_gets(made: Report, count: int, rounds: int) -> None:
 
 
 def node(folder: str, arm: str, limit_bytes: int, rank: int, world: int) -> None:
-    """Be a node: say where the keeper is, hear of the others, go through epochs when told to."""
+    """Be a node: say where the cache server is, hear of the others, go through epochs when told
+    to."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
     train: Any = stoker.from_folder(folder, seed=0).shuffle().shard(rank=rank, world=world)
     with ExitStack() as ends:
@@ -169,11 +171,11 @@ def node(folder: str, arm: str, limit_bytes: int, rank: int, world: int) -> None
             train = train.cache(limit_bytes)
         if arm == "one cache over all":
             token = read_token(Path(os.environ["STOKER_TOKEN_FILE"]))
-            keeper = Keeper("127.0.0.1:0", token, limit=limit_bytes, insecure=True)
-            ends.callback(keeper.close)
-            print(json.dumps([keeper.address, keeper.folder]), flush=True)
+            server = CacheServer("127.0.0.1:0", token, limit=limit_bytes, insecure=True)
+            ends.callback(server.close)
+            print(json.dumps([server.address, server.folder]), flush=True)
             hosts = json.loads(sys.stdin.readline())
-            train = train.cache(cluster=hosts, path=keeper.folder, insecure=True)
+            train = train.cache(cluster=hosts, path=server.folder, insecure=True)
         train = train.batch(64, collate=lambda e: sum(len(x.image) for x in e)).workers(4)
         print(json.dumps("ready"), flush=True)
         for _ in sys.stdin:
@@ -307,8 +309,8 @@ def evaluate(made: Report) -> None:
     for case, each in rates.items():
         rows.append((case, f"{statistics.median(each):,.0f}", str(Ratio.of(each, local))))
     made.show(("110 KB items", "items/s", "of a whole copy"), rows)
-    ratio = Ratio.of(rates["three keepers"], local).median
-    made.expect("three keepers, of a whole copy", ratio, LEAST_RATE)
+    ratio = Ratio.of(rates["three cache servers"], local).median
+    made.expect("three cache servers, of a whole copy", ratio, LEAST_RATE)
     slow = made.having("arm")
     rows = []
     for world in dict.fromkeys(row["nodes"] for row in slow):

@@ -197,7 +197,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.feed.autostart" in part for part in process.info["cmdline"] or ()):
+        if any("stoker.feed.server" in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 

@@ -540,8 +540,8 @@ class Pipeline(EpochApi[T]):
             version: identifies data and functions that stoker cannot identify itself: your maps,
                 datasets, arrays, servers without versions. Jobs with the same version share the
                 store; without a version a job shares only with itself.
-            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses. Not
-                with ``"auto"``: nodes could choose different places.
+            cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or cache servers' addresses.
+                Not with ``"auto"``: nodes could choose different places.
             insecure: do not encrypt the traffic between nodes: only on a network that you trust.
 
         Raises ValueError on streams and loaders, after random maps, echoes, batches and another

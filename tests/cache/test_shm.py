@@ -16,14 +16,14 @@ PROGRAM = """
 import sys
 import numpy as np
 import stoker
-from stoker.cluster.keeper.server import Keeper
+from stoker.cluster.cache_server import CacheServer
 
 if __name__ == "__main__":
     source = stoker.from_dataset([{"x": np.zeros(50_000)}] * 9, seed=0)
     made = {
         "cache": lambda: len(list(source.cache("2MiB", version="1").batch(3))),
         "cached": lambda: stoker.cached([1, 2], "2MiB", version="1")[0],
-        "keeper": lambda: Keeper("127.0.0.1:0", b"t" * 32, limit=1 << 21).close(),
+        "server": lambda: CacheServer("127.0.0.1:0", b"t" * 32, limit=1 << 21).close(),
         "path": lambda: len(list(source.cache("2MiB", version="1", path=sys.argv[2]).batch(3))),
         "processes": lambda: len(list(source.batch(3).workers(2, kind="process"))),
     }
@@ -62,7 +62,7 @@ def run(shm: str, what: str, folder: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), one_in(4, itertools.product(SHM, ["cache", "cached", "keeper"]))
+    ("name", "what"), one_in(4, itertools.product(SHM, ["cache", "cached", "server"]))
 )
 def test_caches_say_what_is_wrong_with_it_and_what_to_do(
     name: str, what: str, tmp_path: object

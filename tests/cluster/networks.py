@@ -2,7 +2,7 @@
 
 Namespaces of the kernel, where this process may make them: hosts have addresses of their own, and
 what is sent to one that is cut off is lost without an answer. Everywhere: lines of this process in
-front of keepers, which pass on what they may, and hold back what they may not.
+front of cache servers, which pass on what they may, and hold back what they may not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Network(Protocol):
     """Hosts by number."""
 
     def listens(self, host: int) -> str:
-        """Return the address at which a host's keeper listens."""
+        """Return the address at which a host's cache server listens."""
 
     def reached(self, host: int, listens: str) -> str:
         """Return the address at which the others reach it."""
@@ -100,7 +100,7 @@ class Namespaces:
 
 
 class Lines:
-    """Hosts that are this one; each keeper is reached through a line with a token bucket."""
+    """Hosts that are this one; each cache server is reached through a line with a token bucket."""
 
     def __init__(self, count: int, ends: contextlib.ExitStack) -> None:
         self._open = [threading.Event() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Nodes for tests: keepers and clients, in this process or as processes of their own."""
+"""Nodes for tests: cache servers and clients, in this process or as processes of their own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 
 import stoker
 from scripts import PATH
-from stoker.cluster.keeper.server import Keeper
+from stoker.cluster.cache_server import CacheServer
 
 TOKEN = bytes(range(32))
 EXAMPLES = 60
-NO_STORE = "no keeper on this host uses"  # said where a path says: no store on this host
+NO_STORE = "no cache server on this host uses"  # said where a path says: no store on this host
 
 
 @stoker.thread_safe  # one for all threads: it counts
@@ -47,30 +47,30 @@ def write_token(folder: Path, token: bytes = TOKEN) -> Path:
 
 
 @contextlib.contextmanager
-def keepers(folder: Path, count: int = 3, *, size: str = "8MiB") -> Iterator[list[Keeper]]:
+def servers(folder: Path, count: int = 3, *, size: str = "8MiB") -> Iterator[list[CacheServer]]:
     """Serve from this process."""
     with contextlib.ExitStack() as open_ones:
         made = []
         for number in range(count):
-            path = str(folder / f"keeper-{number}")
-            keeper = Keeper(
+            path = str(folder / f"server-{number}")
+            server = CacheServer(
                 "127.0.0.1:0", TOKEN, limit=stoker.basics.resources.parse_bytes(size), folder=path
             )
-            open_ones.callback(keeper.close)
-            made.append(keeper)
+            open_ones.callback(server.close)
+            made.append(server)
         yield made
 
 
 def over(
-    pipeline: stoker.Pipeline[Any], keepers: list[Keeper], home: int | None = 0, **options: Any
+    pipeline: stoker.Pipeline[Any], servers: list[CacheServer], home: int | None = 0, **options: Any
 ) -> stoker.Pipeline[Any]:
-    """Put a cache over keepers, one of which is on this host."""
-    folder = "/nowhere" if home is None else keepers[home].folder
+    """Put a cache over cache servers, one of which is on this host."""
+    folder = "/nowhere" if home is None else servers[home].folder
     settings = {"version": "test", "path": folder, **options}
-    return pipeline.cache("8MiB", cluster=[k.address for k in keepers], **settings)
+    return pipeline.cache("8MiB", cluster=[k.address for k in servers], **settings)
 
 
-class KeeperProcess:
+class ServerProcess:
     """``stoker cache serve``, behind the beginning of a command that says on which host."""
 
     def __init__(
@@ -120,11 +120,11 @@ class KeeperProcess:
 CLIENT = """
 import json, os, sys
 import numpy as np
-from stoker.cluster.keeper import client
+from stoker.cluster import cache_connection
 import stoker
 from nodes import Numbered
 told = json.loads(sys.argv[1])
-client.DEADLINE_S = told["deadline_s"]
+cache_connection.DEADLINE_S = told["deadline_s"]
 train = stoker.from_dataset(Numbered(told["examples"]), seed=0).shuffle()
 if "rank" in told:
     train = train.shard(rank=told["rank"], world=told["world"])

@@ -1,6 +1,7 @@
 """Nodes that die, freeze, return and join: every example comes once and is right, whatever does.
 
-Real keepers, real clients. Where reads of storage are counted, clients wait for a keeper however
+Real cache servers, real clients. Where reads of storage are counted, clients wait for a cache
+server however
 long it takes: how fast this machine is does not matter then.
 """
 
@@ -14,32 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
+from nodes import EXAMPLES, ClientProcess, ServerProcess, write_token
 
 from scripts import reserved_port
 
 
 class Nodes:
-    """Keepers and clients, ended with the test."""
+    """Cache servers and clients, ended with the test."""
 
     def __init__(self, folder: Path, ends: contextlib.ExitStack) -> None:
         self._folder, self._ends = folder, ends
         self.token = write_token(folder)
-        self.keepers: list[KeeperProcess] = []
+        self.servers: list[ServerProcess] = []
 
-    def keep(self, address: str = "127.0.0.1:0") -> KeeperProcess:
-        folder = self._folder / f"store-{len(self.keepers)}"
-        made = KeeperProcess(folder, self.token, address=address)
+    def keep(self, address: str = "127.0.0.1:0") -> ServerProcess:
+        folder = self._folder / f"store-{len(self.servers)}"
+        made = ServerProcess(folder, self.token, address=address)
         self._ends.callback(made.end, signal.SIGKILL)
-        self.keepers.append(made)
+        self.servers.append(made)
         return made
 
     def client(
         self, home: int | None, hosts: list[str] | None = None, **told: Any
     ) -> ClientProcess:
-        """Start a job beside a keeper, or on a host without one."""
-        hosts = hosts or [keeper.address for keeper in self.keepers]
-        path = self._folder / "nowhere" if home is None else self.keepers[home].folder
+        """Start a job beside a cache server, or on a host without one."""
+        hosts = hosts or [server.address for server in self.servers]
+        path = self._folder / "nowhere" if home is None else self.servers[home].folder
         made = ClientProcess(hosts, path, self.token, **told)
         self._ends.callback(made.end)
         return made
@@ -64,14 +65,14 @@ def test_a_cluster_reads_storage_once_and_a_lost_node_costs_what_it_had(nodes: N
     assert [found["misses"] for found in again] == [0, 0]
     assert {found["members"] for found in again} == {3}
 
-    nodes.keepers[2].lose_all()
+    nodes.servers[2].lose_all()
     found = clients[0].epoch()
     assert 0 < found["misses"] < EXAMPLES
     assert found["alive"] == 2
     assert clients[1].epoch()["misses"] == 0
 
     # Back, and empty: the others still have all of it, and bring it what is its own.
-    nodes.keep(nodes.keepers[2].address)
+    nodes.keep(nodes.servers[2].address)
     give_up_at = time.monotonic() + 60
     while (found := clients[0].epoch())["alive"] < 3:
         assert found["misses"] == 0
@@ -82,20 +83,20 @@ def test_a_cluster_reads_storage_once_and_a_lost_node_costs_what_it_had(nodes: N
 
 
 @pytest.mark.full
-def test_a_frozen_keeper_costs_time_alone(nodes: Nodes) -> None:
+def test_a_frozen_server_costs_time_alone(nodes: Nodes) -> None:
     for _ in range(2):
         nodes.keep()
     client = nodes.client(0, deadline_s=0.5)
     client.epoch()
-    nodes.keepers[1].send(signal.SIGSTOP)
+    nodes.servers[1].send(signal.SIGSTOP)
     client.epoch()
     client.epoch()
-    nodes.keepers[1].send(signal.SIGCONT)
+    nodes.servers[1].send(signal.SIGCONT)
     client.epoch()
 
 
 @pytest.mark.full
-def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
+def test_a_server_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
     for _ in range(3):
         nodes.keep()
     clients = [nodes.client(home, rank=home, world=2) for home in (0, 1)]
@@ -103,7 +104,7 @@ def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
         for client in clients:
             client.begin()
         if number == 1:
-            nodes.keepers[2].end(signal.SIGKILL)
+            nodes.servers[2].end(signal.SIGKILL)
         ids = [each for client in clients for each in client.result()["ids"]]
         assert sorted(ids) == list(range(EXAMPLES))
 
@@ -165,7 +166,7 @@ def test_a_node_is_killed_that_others_ask_for_what_it_had_before_they_came(
 ) -> None:
     opened = Openers(nodes, hosts)
     opened.begin()
-    nodes.keepers[lost].lose_all()
+    nodes.servers[lost].lose_all()
     opened.result()
     # The job on its host keeps what it reads where nobody else finds it, so each example may be
     # read a few times more.
@@ -180,9 +181,9 @@ def test_a_node_freezes_that_others_ask_for_what_it_had_before_they_came(
 ) -> None:
     """It costs time alone: its answers would come late, and storage is read instead."""
     opened = Openers(nodes, hosts, deadline_s=0.5)
-    nodes.keepers[0].send(signal.SIGSTOP)
+    nodes.servers[0].send(signal.SIGSTOP)
     opened.epoch()
-    nodes.keepers[0].send(signal.SIGCONT)
+    nodes.servers[0].send(signal.SIGCONT)
     opened.epoch()
 
 
@@ -190,7 +191,7 @@ def test_a_node_freezes_that_others_ask_for_what_it_had_before_they_came(
 def test_a_node_joins_that_was_named_from_the_beginning(nodes: Nodes) -> None:
     for _ in range(3):
         nodes.keep()
-    late = nodes.keepers[2]
+    late = nodes.servers[2]
     late.lose_all()
     clients = [nodes.client(0), nodes.client(None)]
     assert [client.epoch()["misses"] for client in clients] == [EXAMPLES, 0]
@@ -204,12 +205,12 @@ def test_a_node_joins_that_was_named_from_the_beginning(nodes: Nodes) -> None:
 
 
 @pytest.mark.full
-def test_a_keeper_ends_by_ctrl_c_and_leaves_what_it_kept(nodes: Nodes) -> None:
-    keeper = nodes.keep()
+def test_a_server_ends_by_ctrl_c_and_leaves_what_it_kept(nodes: Nodes) -> None:
+    server = nodes.keep()
     client = nodes.client(0)
     client.epoch()
     client.end()
-    assert keeper.end(signal.SIGINT) == 130
-    nodes.keepers.pop()
-    nodes.keep(keeper.address)
+    assert server.end(signal.SIGINT) == 130
+    nodes.servers.pop()
+    nodes.keep(server.address)
     assert nodes.client(0).epoch()["misses"] == 0

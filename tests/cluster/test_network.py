@@ -1,4 +1,4 @@
-"""Keepers and jobs as plain processes on hosts of a network that is cut, or slow."""
+"""Cache servers and jobs as plain processes on hosts of a network that is cut, or slow."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from pathlib import Path
 
 import pytest
 from networks import KINDS, Network, network
-from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
+from nodes import EXAMPLES, ClientProcess, ServerProcess, write_token
 
 pytestmark = pytest.mark.full
 HOSTS = 3
 
 
 class Cluster:
-    """A keeper on each host of a network, and jobs beside them."""
+    """A cache server on each host of a network, and jobs beside them."""
 
     def __init__(self, folder: Path, on: Network, ends: contextlib.ExitStack) -> None:
         self.network = on
         self._ends = ends
         self._token = write_token(folder)
-        self._keepers = []
+        self._servers = []
         self._hosts = []
         for host in range(HOSTS):
-            keeper = KeeperProcess(
+            server = ServerProcess(
                 folder / f"store-{host}",
                 self._token,
                 address=on.listens(host),
                 command=on.command(host),
             )
-            ends.callback(keeper.end, signal.SIGKILL)
-            self._keepers.append(keeper)
-            self._hosts.append(on.reached(host, keeper.address))
+            ends.callback(server.end, signal.SIGKILL)
+            self._servers.append(server)
+            self._hosts.append(on.reached(host, server.address))
 
     def job(self, host: int, deadline_s: float) -> ClientProcess:
         made = ClientProcess(
             self._hosts,
-            self._keepers[host].folder,
+            self._servers[host].folder,
             self._token,
             command=self.network.command(host),
             deadline_s=deadline_s,

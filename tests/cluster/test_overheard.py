@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from networks import Namespaces
-from nodes import EXAMPLES, TOKEN, ClientProcess, KeeperProcess, write_token
+from nodes import EXAMPLES, TOKEN, ClientProcess, ServerProcess, write_token
 
 HEAR = """
 import select, socket, sys
@@ -47,17 +47,17 @@ def test_examples_cannot_be_read_between_hosts(options: tuple[str, ...], tmp_pat
     token = write_token(tmp_path)
     with contextlib.ExitStack() as ends:
         network = Namespaces(2, ends)
-        keeper = KeeperProcess(
-            tmp_path / "keeper",
+        server = ServerProcess(
+            tmp_path / "cache server",
             token,
             address=network.listens(0),
             command=network.command(0),
             options=options,
         )
-        ends.callback(keeper.end)
+        ends.callback(server.end)
         with overheard(network, tmp_path / "heard"):
             client = ClientProcess(
-                [keeper.address],
+                [server.address],
                 tmp_path / "none",
                 token,
                 command=network.command(1),

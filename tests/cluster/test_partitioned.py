@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers, write_token
 
 import stoker
 from scripts import reserved_port
-from stoker.cluster.keeper import client
-from stoker.cluster.keeper.server import Keeper
+from stoker.cache.counters import ITEMS
+from stoker.cluster.cache_connection import CacheConnection
+from stoker.cluster.cache_server import CacheServer
 from stoker.cluster.partitioned import PartitionedCache
 from strategies import frozen, one_in, stream
 
@@ -35,12 +36,12 @@ def own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("places")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
-    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[Keeper]]:
-    with keepers(tmp_path) as made:
+def three(tmp_path: Path) -> Iterator[list[CacheServer]]:
+    with servers(tmp_path) as made:
         yield made
 
 
@@ -72,7 +73,7 @@ CHAINS: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
 
 
 @pytest.mark.parametrize("chain", one_in(3, CHAINS))
-def test_the_stream_is_the_same_with_and_without(three: list[Keeper], chain: str) -> None:
+def test_the_stream_is_the_same_with_and_without(three: list[CacheServer], chain: str) -> None:
     made = CHAINS[chain](over(shuffled(), three))
     plain = CHAINS[chain](shuffled())
     for epoch in range(2):
@@ -85,7 +86,7 @@ def test_the_stream_is_the_same_with_and_without(three: list[Keeper], chain: str
 
 
 @pytest.mark.full
-def test_behind_a_map_what_was_made_is_kept(three: list[Keeper]) -> None:
+def test_behind_a_map_what_was_made_is_kept(three: list[CacheServer]) -> None:
     dataset = Numbered()
     source = stoker.from_dataset(dataset, seed=0).shuffle()
     train = over(source.map(halved, on="x"), three).batch(7)
@@ -98,7 +99,7 @@ def test_behind_a_map_what_was_made_is_kept(three: list[Keeper]) -> None:
 
 
 @pytest.mark.full
-def test_skipped_examples_are_skipped_everywhere(three: list[Keeper]) -> None:
+def test_skipped_examples_are_skipped_everywhere(three: list[CacheServer]) -> None:
     def chain(cached: bool) -> stoker.Pipeline[Any]:
         source = stoker.from_dataset(Numbered(), seed=0, on_error=5).shuffle()
         source = source.map(not_eleven, on="x")
@@ -110,17 +111,17 @@ def test_skipped_examples_are_skipped_everywhere(three: list[Keeper]) -> None:
         assert made.stats().skipped_examples == 1
 
 
-def test_a_run_is_resumed_in_mid_epoch(three: list[Keeper]) -> None:
+def test_a_run_is_resumed_in_mid_epoch(three: list[CacheServer]) -> None:
     def make() -> stoker.Pipeline[Any]:
         return over(shuffled(), three).echo(2).batch(6)
 
     stoker.testing.check_resume(make)
 
 
-def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
+def test_a_wrapped_dataset_in_worker_processes(three: list[CacheServer]) -> None:
     import torch
 
-    hosts = [keeper.address for keeper in three]
+    hosts = [server.address for server in three]
     path = three[1].folder
     dataset: Any = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=path)
     for epoch in range(2):
@@ -134,31 +135,31 @@ def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
 
 
 def test_on_another_host_the_store_of_the_first_is_one_of_the_others(
-    three: list[Keeper], monkeypatch: pytest.MonkeyPatch
+    three: list[CacheServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = [keeper.address for keeper in three]
+    hosts = [server.address for server in three]
     dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[0].folder)
     for index in range(EXAMPLES):
         dataset[index]
     assert dataset._cache.flush()
     sent = pickle.dumps(dataset)
-    monkeypatch.setattr("stoker.cluster.members.membership.boot_id", lambda: "another host's")
+    monkeypatch.setattr("stoker.cluster.membership.boot_id", lambda: "another host's")
     elsewhere = pickle.loads(sent)
     assert [elsewhere[index]["id"] for index in range(EXAMPLES)] == list(range(EXAMPLES))
     cache = elsewhere.cache_stats()
     assert cache.peer_hits == EXAMPLES
-    assert cache.folder not in [keeper.folder for keeper in three]
+    assert cache.folder not in [server.folder for server in three]
 
 
-def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_path: Path) -> None:
-    with keepers(tmp_path, 1) as (first,), reserved_port() as port:
+def test_a_server_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_path: Path) -> None:
+    with servers(tmp_path, 1) as (first,), reserved_port() as port:
         late = f"127.0.0.1:{port}"
         folder = str(tmp_path / "late")
         hosts = [first.address, late]
         dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=folder)
         cache = dataset._cache
         assert isinstance(cache, PartitionedCache)
-        with contextlib.closing(Keeper(late, TOKEN, limit=8 << 20, folder=folder)):
+        with contextlib.closing(CacheServer(late, TOKEN, limit=8 << 20, folder=folder)) as added:
             until_s = time.monotonic() + 60
             while len(cache.owner_map()) < 2:
                 assert time.monotonic() < until_s
@@ -167,14 +168,12 @@ def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
                 for index in range(EXAMPLES):
                     dataset[index]
                 assert cache.flush()
-            told = client.KeeperClient(late, TOKEN, cache._spec, 0)
-            assert 0 < told.stat().items < EXAMPLES
-            told.close()
+            assert 0 < added._store.counters.head[ITEMS] < EXAMPLES
             assert dataset.cache_stats().misses == EXAMPLES
 
 
 def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up(
-    three: list[Keeper],
+    three: list[CacheServer],
 ) -> None:
     train = over(shuffled(), three).batch(7)
     expected = stream(train)
@@ -187,12 +186,12 @@ def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_print_says_that_it_is_over_nodes(three: list[Keeper]) -> None:
+def test_print_says_that_it_is_over_nodes(three: list[CacheServer]) -> None:
     assert "over several nodes" in str(over(shuffled(), three))
 
 
 def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_path: Path) -> None:
-    with keepers(tmp_path, 2, size="1MiB") as two:
+    with servers(tmp_path, 2, size="1MiB") as two:
         source = stoker.from_dataset(Numbered(floats=8_000), seed=0).shuffle()
         train = over(source, two).batch(5)
         caches = []
@@ -208,7 +207,7 @@ def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_p
         assert last.hits >= 2 * (1 << 20) * 0.75 / 64_000
 
 
-def test_a_host_without_a_keeper_keeps_nothing(three: list[Keeper]) -> None:
+def test_a_host_without_a_server_keeps_nothing(three: list[CacheServer]) -> None:
     train = over(shuffled(), three, None).batch(7)
     stream(train)
     stream(train)
@@ -233,11 +232,13 @@ def test_any_order_of_joins_and_losses(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("cluster")
-    made: dict[int, Keeper] = {}
+    made: dict[int, CacheServer] = {}
     addresses: list[str] = []
     try:
         for number in range(4):
-            made[number] = Keeper("127.0.0.1:0", TOKEN, limit=8 << 20, folder=f"{folder}/{number}")
+            made[number] = CacheServer(
+                "127.0.0.1:0", TOKEN, limit=8 << 20, folder=f"{folder}/{number}"
+            )
             addresses.append(made[number].address)
         homes = [f"{folder}/0", f"{folder}/1", "/nowhere"]
         trains = [
@@ -255,35 +256,35 @@ def test_any_order_of_joins_and_losses(
                 if made or train.epoch:
                     assert frozen(stream(train)) == expected
                 else:
-                    with pytest.raises(stoker.CacheError, match="no keeper answers"):
+                    with pytest.raises(stoker.CacheError, match="no cache server answers"):
                         iter(train)
             elif number in made:
                 made.pop(number).close()
                 if number > 1:  # the others are also used by the jobs beside them
                     shutil.rmtree(f"{folder}/{number}")
             else:
-                made[number] = Keeper(
+                made[number] = CacheServer(
                     addresses[number], TOKEN, limit=8 << 20, folder=f"{folder}/{number}"
                 )
     finally:
-        for keeper in made.values():
-            keeper.close()
+        for server in made.values():
+            server.close()
 
 
 def test_what_comes_too_late_is_read_from_storage_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with keepers(tmp_path, 2) as made:
+    with servers(tmp_path, 2) as made:
         train = over(shuffled(), made, None).batch(7)
         expected = stream(train)
-        monkeypatch.setattr("stoker.cluster.pending.PATIENCE_S", 0.01)
+        monkeypatch.setattr("stoker.cluster.remote_node.PATIENCE_S", 0.01)
         is_read = threading.Event()
 
-        def get(_: client.KeeperClient, keys: list[bytes]) -> list[None]:
+        def get(_: CacheConnection, keys: list[bytes]) -> list[None]:
             is_read.wait(60)
             return [None] * len(keys)
 
-        monkeypatch.setattr(client.KeeperClient, "get", get)
+        monkeypatch.setattr(CacheConnection, "get", get)
         late = over(shuffled(), made, None).batch(7)
         assert stream(late) == expected
         is_read.set()

@@ -1,4 +1,4 @@
-"""``cluster="ray"``: a keeper on each node, found through Ray and kept for the next job."""
+"""``cluster="ray"``: a cache server on each node, found through Ray and kept for the next job."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ pytestmark = MARKS
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
+        patch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
         with ray_cluster(sys.modules[__name__], nodes) as made:
             yield made
 
 
-def keepers() -> list[psutil.Process]:
+def servers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any("KeeperActor" in part for part in process.cmdline()[:1]):
+            if any("CacheServerActor" in part for part in process.cmdline()[:1]):
                 found.append(process)
     return found
 
 
 def stores(version: str) -> list[str]:
-    """The folders of keepers' stores of a cache, in memory."""
-    name = f"keeper-{spec(version)}-"
+    """The folders of cache servers' stores of a cache, in memory."""
+    name = f"server-{spec(version)}-"
     memory = location.memory_folder()
     return [each for each in os.listdir(memory) if each.startswith(name)]
 
@@ -95,9 +95,9 @@ class Job:
     """A job on one node; with ``part``, of three that share each epoch."""
 
     def __init__(self, version: str, part: int | None = None) -> None:
-        from stoker.cluster.keeper import client
+        from stoker.cluster import cache_connection
 
-        client.DEADLINE_S = 60.0
+        cache_connection.DEADLINE_S = 60.0
         source = plain() if part is None else plain().shard(rank=part, world=3)
         self._train = source.cache("8MiB", cluster="ray", version=version).batch(7)
         self._count = EXAMPLES if part is None else EXAMPLES // 3
@@ -136,7 +136,7 @@ def epoch(job: Any) -> dict[str, Any]:
 
 
 def meet(version: str, *places: str) -> None:
-    """Have a keeper on each node, before there is anything to keep."""
+    """Have a cache server on each node, before there is anything to keep."""
     for place in places:
         options = {"num_cpus": 0, "resources": {place: 1}}
         ray.get(
@@ -196,16 +196,16 @@ def test_processes_and_actors_find_the_stores_of_their_nodes(cluster: Any) -> No
 
 
 @pytest.mark.full
-def test_a_killed_keeper_comes_back_and_costs_reads_alone(cluster: Any) -> None:
+def test_a_killed_server_comes_back_and_costs_reads_alone(cluster: Any) -> None:
     meet("killed", "left", "right")
     train = cached("killed")
     assert stream(train) == stream(plain().batch(7))
-    before = keepers()
+    before = servers()
     for process in before:
         process.kill()
     with jobs("killed", "left") as (job,):
         assert epoch(job)["misses"] <= EXAMPLES
-        until(lambda: len(keepers()) == len(before))
+        until(lambda: len(servers()) == len(before))
         until(lambda: epoch(job)["alive"] == 3)
         epoch(job)
         assert epoch(job)["misses"] == 0
@@ -215,7 +215,7 @@ def test_a_killed_keeper_comes_back_and_costs_reads_alone(cluster: Any) -> None:
 def test_a_node_joins_and_is_lost(cluster: Any) -> None:
     train = cached("joins")
     stream(train)
-    before = len(keepers())
+    before = len(servers())
     node = cluster.add_node(num_cpus=2, resources={"third": 2}, object_store_memory=80e6)
     with jobs("joins", "third") as (job,):
         assert epoch(job)["members"] == 2
@@ -224,8 +224,9 @@ def test_a_node_joins_and_is_lost(cluster: Any) -> None:
         assert len(stores("joins")) == 2
         cluster.remove_node(node, allow_graceful=False)
         Job.epoch(held(train))
-    until(lambda: len(keepers()) == before)
-    # Ray's own watch of its node may end a keeper at once: then it is swept like any killed one's.
+    until(lambda: len(servers()) == before)
+    # Ray's own watch of its node may end a cache server at once: then it is swept like any killed
+    # one's.
     until(lambda: swept() and len(stores("joins")) == 1)
     until(lambda: Job.epoch(held(train))["members"] == 1)
     assert Job.epoch(held(train))["misses"] == 0
@@ -261,7 +262,7 @@ def test_what_a_killed_job_has_read_the_next_one_finds(cluster: Any, tmp_path: P
 
 
 @pytest.mark.full
-def test_keepers_are_ended_by_a_command(
+def test_servers_are_ended_by_a_command(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = cached("ended")
@@ -271,7 +272,7 @@ def test_keepers_are_ended_by_a_command(
     rest = "sys.argv[1:] = ['cache', 'end']\nfrom stoker.cli import main\nmain()"
     with script(tmp_path, "warnings.simplefilter('ignore')\n" + rest) as running:
         assert running.line().startswith("ended ")
-    until(lambda: not keepers())
+    until(lambda: not servers())
     Job.epoch(held(train))
     del train
     gc.collect()

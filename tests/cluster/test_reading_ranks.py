@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from nodes import KeeperProcess, keepers, write_token
+from nodes import ServerProcess, servers, write_token
 
 from scripts import told_by
 
@@ -39,10 +39,10 @@ def test_reads_are_those_that_the_map_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    with keepers(tmp_path, world) as nodes:
+    with servers(tmp_path, world) as nodes:
         body = TRAINED.format(
-            hosts=[keeper.address for keeper in nodes],
-            folders=[keeper.folder for keeper in nodes],
+            hosts=[server.address for server in nodes],
+            folders=[server.folder for server in nodes],
             examples=EXAMPLES,
             batch=BATCH,
         )
@@ -73,14 +73,14 @@ KILLING = """
 
 
 @pytest.mark.full
-def test_keepers_are_killed_while_ranks_read(
+def test_servers_are_killed_while_ranks_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one that no rank is beside, then that of a rank; each example comes once an epoch."""
     token = write_token(tmp_path)
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(token))
     with contextlib.ExitStack() as ends:
-        nodes = [KeeperProcess(tmp_path / f"store-{number}", token) for number in range(3)]
+        nodes = [ServerProcess(tmp_path / f"store-{number}", token) for number in range(3)]
         for node in nodes:
             ends.callback(node.end, signal.SIGKILL)
         body = KILLING.format(

@@ -1,4 +1,4 @@
-"""``cluster="torchrun"``: a keeper on each host, found by the job's own key-value store."""
+"""``cluster="torchrun"``: a cache server on each host, found by the job's own key-value store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nodes import EXAMPLES, Numbered
 
 import stoker
 from scripts import PATH, Watch
+from stoker.cluster import torchrun
+from stoker.cluster.cache_connection import CacheConnection
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.client import KeeperClient
-from stoker.cluster.members import torchrun
 from stoker.cluster.opening import cluster_join
 from stoker.transport.link import LinkError
 
@@ -27,8 +27,8 @@ import json, os, sys
 import numpy as np
 import stoker
 from nodes import Numbered
-from stoker.cluster.keeper import client
-client.DEADLINE_S = 60.0
+from stoker.cluster import cache_connection
+cache_connection.DEADLINE_S = 60.0
 rank = int(os.environ["RANK"])
 train = stoker.from_dataset(Numbered(), seed=0).shuffle().shard(rank=rank, world=4)
 train = train.cache("8MiB", cluster="torchrun", version="test").batch(7)
@@ -62,13 +62,13 @@ def test_a_network_that_is_trusted(
     found = cluster_join("torchrun", insecure=insecure)(spec, 1 << 21, None)
     assert isinstance(found, torchrun.LaunchedHosts)
     (member,) = found.members().members
-    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
     assert found.insecure == insecure
-    KeeperClient(member.address, found.token, spec, 1, insecure=insecure).close()
+    CacheConnection(member.address, found.token, spec, 1, insecure=insecure).close()
     with pytest.raises(LinkError, match="insecure=True here"):
-        KeeperClient(member.address, found.token, spec, 1, insecure=not insecure)
-    keeper = torchrun._keepers.pop()
-    keeper.communicate()
+        CacheConnection(member.address, found.token, spec, 1, insecure=not insecure)
+    server = torchrun._servers.pop()
+    server.communicate()
 
 
 def start(store_port: int, rank: int, host: int, state: Path) -> subprocess.Popen[str]:
@@ -116,9 +116,9 @@ def test_two_hosts_of_two_ranks_read_storage_once(tmp_path: Path) -> None:
         assert sum(found["misses"] for found in again) == 0
         assert {found["members"] for found in again} == {2}
         assert len({found["folder"] for found in again}) == 2
-        keepers = [child.pid for rank in ranks for child in psutil.Process(rank.pid).children()]
-        assert len(keepers) == 2
-        with Watch(keepers) as watch:
+        servers = [child.pid for rank in ranks for child in psutil.Process(rank.pid).children()]
+        assert len(servers) == 2
+        with Watch(servers) as watch:
             for rank in ranks:
                 rank.kill()
             assert watch.gone()

@@ -25,7 +25,7 @@ import stoker
 from conftest import _raised
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
-from stoker.cluster.workers import active_actors, ray_workers
+from stoker.cluster.workers import ray_kind
 from stoker.errors import BudgetSpent, StageError, WorkerDied
 from strategies import shortened
 
@@ -59,7 +59,7 @@ def until(condition: Callable[[], Any]) -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, the first actor is waited for."""
-    monkeypatch.setattr(ray_workers, "_FIRST_S", 200.0)
+    monkeypatch.setattr(ray_kind, "_FIRST_S", 200.0)
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluste
 
 @pytest.mark.full
 def test_a_frozen_actor_is_done_without(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active_actors, "SILENCE_S", 3.0)
+    monkeypatch.setattr(ray_kind, "SILENCE_S", 3.0)
     chain = CHAINS["no batches"]
     pipeline = chain().workers(2, kind="ray")
     all_there(pipeline, 2)
@@ -233,7 +233,7 @@ def test_a_frozen_actor_is_done_without(cluster: Any, monkeypatch: pytest.Monkey
 def test_an_actor_that_takes_long_is_waited_for(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active_actors, "SILENCE_S", 3.0)
+    monkeypatch.setattr(ray_kind, "SILENCE_S", 3.0)
 
     def slow(example: Any) -> Any:
         time.sleep(6)
@@ -343,7 +343,7 @@ def test_what_an_actor_cannot_take_is_told_at_once(cluster: Any) -> None:
 def test_no_room_at_first_is_no_reason_to_wait(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "_FIRST_S", 1.0)
+    monkeypatch.setattr(ray_kind, "_FIRST_S", 1.0)
     options = {"resources": {"nowhere": 1}}
     pipeline = CHAINS["no batches"]().workers(1, kind="ray", ray_options=options)
 

@@ -19,9 +19,9 @@ import served
 
 import stoker
 from stoker.feed import local_socket, messages
+from stoker.feed.autostart import FeedSettings
 from stoker.feed.feeder.preparation import Preparation
 from stoker.feed.server import FeedServer
-from stoker.feed.settings import FeedSettings
 
 WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")

@@ -6,6 +6,7 @@ Prints what each job got, as JSON, and how many feeders prepared at most.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,14 +42,12 @@ def start(node: str, *arguments: Any) -> Any:
 
 
 def feeders() -> list[psutil.Process]:
-    """Return the processes that prepare, without those that start them."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        line = " ".join(process.info["cmdline"] or ())
-        is_starter = time.time() - process.info["create_time"] < 1.0
-        if "stoker.feed.autostart" in line and "served.py" in line and not is_starter:
-            found.append(process)
-    return found
+    """Return the processes that prepare."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any("FeederActor" in part for part in (process.info["cmdline"] or ())[:1])
+    ]
 
 
 def main(name: str) -> None:
@@ -56,7 +55,8 @@ def main(name: str) -> None:
     cluster.add_node(num_cpus=2, resources={"first": 9}, include_dashboard=False)
     cluster.add_node(num_cpus=2, resources={"second": 9})
     cluster.wait_for_nodes()
-    environment = {"env_vars": {"PYTHONPATH": HERE}}
+    path = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    environment = {"env_vars": {"PYTHONPATH": path}}
     quiet = {"log_to_driver": False, "logging_level": "error"}
     ray.init(address=cluster.address, runtime_env=environment, **quiet)
     most = 0

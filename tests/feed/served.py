@@ -47,6 +47,11 @@ def echoed() -> stoker.Pipeline:
     return source.shuffle().echo(1.5, pool=32).random_map(noisy, on=0).batch(8)
 
 
+def clocked() -> stoker.Pipeline:
+    """A pipeline that no feed can serve."""
+    return stoker.from_dataset(Grids(), seed=13).shuffle().echo("auto").batch(8)
+
+
 def filtered() -> stoker.Pipeline:
     source = stoker.from_dataset(Grids(), seed=14)
     return (

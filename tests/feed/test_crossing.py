@@ -27,7 +27,6 @@ from stoker.feed.messages import (
     ItemMessage,
     Malformed,
     Message,
-    Peers,
     Refused,
     Welcome,
 )
@@ -93,9 +92,9 @@ def test_a_class_that_nobody_has_imported() -> None:
         decode(memoryview(made))  # a store gives back what it was given, or nothing
 
 
-WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
+WELCOME = Welcome(True, 3, 11, ["a", "b"], True, 2, 7, 0)
 SAID_BY_FEEDERS: list[Message] = [
-    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"), Peers([1]),
+    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"),
 ]  # fmt: skip
 VALUE = [Pair(np.arange(300), "x" * 20), {"a": (torch.arange(9.0), b"b" * 1500, -1)}]
 

@@ -35,7 +35,6 @@ from stoker.feed.messages import (
     Leave,
     Malformed,
     Message,
-    Peers,
     Refused,
     Release,
     Welcome,
@@ -54,8 +53,8 @@ def name() -> Iterator[str]:
     wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
 
 
-HELLO = Hello(messages.VERSION, "a job", "", "", 11, ["a", "b"], [1, 2])
-WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
+HELLO = Hello(messages.VERSION, "a job", "", "", 11, ["a", "b"])
+WELCOME = Welcome(True, 3, 11, ["a", "b"], True, 2, 7, 0)
 ITEM = ItemMessage(1, 0, 5, 1, 9, [3], b"header", [(0, 64, 8)])
 FROM_JOB = [
     HELLO,
@@ -65,7 +64,7 @@ FROM_JOB = [
     Leave(),
 ]
 FROM_FEEDER = [
-    WELCOME, Refused("no"), Peers([1, 70_000]), Begin(1, 0, 5), ITEM, End(1, 0, 6), Failed(1, "é"),
+    WELCOME, Refused("no"), Begin(1, 0, 5), ITEM, End(1, 0, 6), Failed(1, "é"),
     Evicted(1),
 ]  # fmt: skip
 SAID_BY_JOBS, SAID_BY_FEEDERS = (
@@ -135,12 +134,10 @@ def targeted(draw: random.Random) -> bytes:
     return messages.encode(
         draw.choice(
             [
-                Hello(messages.VERSION, "[/x] \x1b[2J", peers=[os.getpid(), os.getppid()]),
+                Hello(messages.VERSION, "[/x] \x1b[2J"),
                 Hello(messages.VERSION, "", "é" * messages.TEXT_CHARACTERS),
                 Hello(messages.VERSION, "", "", "", 2**64 - 1, signature_of("batches")),
-                Hello(
-                    messages.VERSION, "", signature=signature_of("batches"), peers=[2**31 - 1, 1]
-                ),
+                Hello(messages.VERSION, "", signature=signature_of("batches")),
                 EpochRequest(largest, largest, 0),
                 EpochRequest(1, largest, 19),
                 EpochRequest(2, 0, largest),
@@ -207,10 +204,8 @@ def test_an_honest_job_goes_on_beside_a_hostile_one(name: str, kind: str) -> Non
 HARMFUL = {
     "no UTF-8": [messages.encode(HELLO).replace(b"a job", b"a \xff\xfe\xfd")],
     "a long target": [messages.encode(Hello(messages.VERSION, "", "x" * 65_500))],
-    "peers that cannot be": [
-        messages.encode(
-            [*["Hello", messages.VERSION, "", "", "", None, signature_of("batches"), [2**40, -1]]]
-        )
+    "a seed that cannot be": [
+        messages.encode(["Hello", messages.VERSION, "", "", "", -1, signature_of("batches")])
     ],
     "an epoch beyond counting": [
         messages.encode(Hello(messages.VERSION, "")),
@@ -242,10 +237,10 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
+    from stoker.feed.autostart import FeedSettings
+    from stoker.feed.feed_view import FeedView
     from stoker.feed.feeder.preparation import Preparation
-    from stoker.feed.foreground import View
     from stoker.feed.server import FeedServer
-    from stoker.feed.settings import FeedSettings
 
     listener = local_socket.listen(name)
     assert listener is not None
@@ -254,7 +249,7 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
 
     def show() -> None:
         out = io.StringIO()
-        Console(file=out, width=200).print(View(feeder).renderable())
+        Console(file=out, width=200).print(FeedView(feeder).table())
         shown.append(out.getvalue())
         if "train" in shown[-1] or len(shown) > 100:
             raise KeyboardInterrupt
@@ -292,9 +287,9 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
+    from stoker.feed.autostart import FeedSettings
     from stoker.feed.feeder.preparation import Preparation
     from stoker.feed.server import FeedServer
-    from stoker.feed.settings import FeedSettings
 
     listener = local_socket.listen(name)
     assert listener is not None
@@ -489,9 +484,9 @@ def first_of(name: str, says: Says) -> str:
     [
         b"\xc1",
         messages.encode(WELCOME)[:-1],
-        messages.encode(WELCOME).replace(b"\xa1n", b"\xa1\xff"),
-        messages.encode(Welcome("n", "t", True, -1, 1, [], True, False, 2, 7, 0)),
-        messages.encode(Welcome("n", "t", True, 3, 1, [], True, False, 0, 7, 0)),
+        messages.encode(WELCOME).replace(b"\xa1a", b"\xa1\xff"),
+        messages.encode(Welcome(True, -1, 1, [], True, 2, 7, 0)),
+        messages.encode(Welcome(True, 3, 1, [], True, 0, 7, 0)),
         messages.encode(Evicted(1)),
     ],
     ids=["no message", "half", "no UTF-8", "a length below 0", "nothing lent", "no welcome"],
@@ -508,7 +503,7 @@ def test_whatever_comes_to_a_job_is_an_output_or_a_feed_error(name: str) -> None
     def says(feeder: Any) -> None:
         feeder.begins()
         feeder.item()
-        for message in (End(1, 0, 1), Evicted(1), ITEM, Peers([3]), Failed(1, "x")):
+        for message in (End(1, 0, 1), Evicted(1), ITEM, Failed(1, "x")):
             if draw.random() < 0.5:
                 feeder.send(mutated(messages.encode(message), draw), [0] * draw.randrange(3))
         feeder._connection.shutdown(socket.SHUT_RDWR)

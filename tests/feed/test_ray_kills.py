@@ -49,6 +49,20 @@ def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
     return found
 
 
+def refused(name: str) -> str:
+    """Take a feed that cannot be served; return why."""
+    sys.path.insert(0, HERE)
+    import served
+
+    import stoker
+
+    try:
+        stoker.share(f"{served.__file__}:clocked", name=name, cluster="ray")
+    except stoker.FeedError as error:
+        return str(error)
+    return ""
+
+
 class Jobs:
     """Jobs of one feed."""
 
@@ -71,12 +85,12 @@ class Jobs:
         until(lambda: self.outputs() >= outputs)
 
     def feeders(self) -> list[psutil.Process]:
-        """Return the processes that prepare this feed."""
+        """Return the processes that prepare, on the nodes of this test's cluster."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            line = " ".join(process.info["cmdline"] or ())
-            if "stoker.feed.autostart" in line and self.name in line:
-                found.append(process)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any("FeederActor" in part for part in process.cmdline()[:1]):
+                    found.append(process)
         return found
 
     def kill_feeders(self) -> None:
@@ -112,6 +126,12 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(tmp_path)
     yield made
     until(lambda: not made.feeders())
+
+
+def test_a_feeder_that_cannot_start_says_why(cluster: Any, jobs: Jobs) -> None:
+    for node in ("left", "right"):
+        ask: Any = ray.remote(num_cpus=0.1, resources={node: 1})(refused)
+        assert "echo" in ray.get(ask.remote(jobs.name), timeout=WITHIN_S)
 
 
 def test_a_killed_feeder_is_started_again_beside_its_jobs(cluster: Any, jobs: Jobs) -> None:

@@ -34,7 +34,8 @@ _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
 _CHECKED = _WIDTH - 1
 # Positions in the head, for the whole store.
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, _, HAS_WARNED, DATA_NS = range(1, 10)
-# For a cache over several nodes. NEWEST_NS: when the newest member joined that the keeper knows of.
+# For a cache over several nodes. NEWEST_NS: when the newest member joined that the cache server
+# knows of.
 MEMBERS, MEMBERS_ALIVE, MAP_VERSION, NEWEST_NS = range(10, 14)
 # IN_USE: no last user has closed the store. WRITING: a process writes to the file of items, or was
 # killed within that; DATA_NS is the time of its last change otherwise.

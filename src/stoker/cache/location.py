@@ -29,7 +29,7 @@ _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
 _KEPT_FREE_FRACTION = 0.05
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
-_USE_LOCAL_DISK = "put the cache on a local disk with path= (for a keeper: --folder)"
+_USE_LOCAL_DISK = "put the cache on a local disk with path= (for a cache server: --folder)"
 _MEMORY_REMEDY = (
     "Give the container more shared memory (docker run --shm-size=64g, or --ipc=host; in "
     f"Kubernetes an emptyDir with medium: Memory at /dev/shm), or {_USE_LOCAL_DISK}"

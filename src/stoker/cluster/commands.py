@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 
+from stoker.basics.resources import format_bytes
+from stoker.cache.location import parse_limit
 from stoker.cli import report_errors
+from stoker.transport.secret import make_token_file, token_path
 
 
 def serve(
@@ -46,10 +53,8 @@ def serve(
 
     Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
     """
-    from stoker.cluster.keeper.command import serve_keeper
-
     with report_errors("cache serve", ImportError, ValueError):
-        serve_keeper(listen, size, folder, token_file, insecure=insecure)
+        _serve_until_interrupted(listen, size, folder, token_file, insecure=insecure)
 
 
 def end() -> None:
@@ -60,7 +65,40 @@ def end() -> None:
 
     Example: stoker cache end
     """
-    from stoker.cluster.members.ray_members import end_all
+    from stoker.cluster.ray_members import end_all
 
     with report_errors("cache end", ImportError):
-        typer.echo(f"ended {end_all()} keepers")
+        typer.echo(f"ended {end_all()} cache servers")
+
+
+def _serve_until_interrupted(
+    address: str, size: str, folder: Path | None, token_file: Path | None, *, insecure: bool
+) -> None:
+    """Run a cache server until this process is interrupted.
+
+    Raises CacheError if the store cannot be made, TokenError for an unusable token, OSError if the
+    address is not free, ValueError for invalid arguments, and KeyboardInterrupt at the end.
+    """
+    from stoker.cluster.cache_server import CacheServer  # here: `stoker --help` imports this module
+
+    limit = parse_limit(size)
+    path = token_file or token_path()
+    is_new = not path.exists()
+    token = make_token_file(path)
+    signal.signal(signal.SIGTERM, _interrupt)
+    where = None if folder is None else str(folder)
+    server = CacheServer(address, token, limit=limit, folder=where, insecure=insecure)
+    with closing(server):
+        if is_new:
+            print(f"made a token in {path}: copy the file to the other hosts", flush=True)
+        print(
+            f"keeps {format_bytes(server.limit_bytes)} at {server.address}, in {server.folder}",
+            flush=True,
+        )
+        while True:
+            # The cache server's threads do the work; a signal ends this process.
+            time.sleep(3600)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

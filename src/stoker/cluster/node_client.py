@@ -25,12 +25,11 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import warn
 from stoker.cache.writer import BatchQueue
+from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
-from stoker.cluster.members.membership import Members, Membership
+from stoker.cluster.membership import Members, Membership
 from stoker.cluster.owners import OwnerMap
-from stoker.cluster.pending import Found, PendingGet
-from stoker.cluster.remote_node import MemberMap, QueuedGet, RemoteNode
+from stoker.cluster.remote_node import Found, MemberMap, PendingGet, QueuedGet, RemoteNode
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.link import LinkError, LinkRefused
 
@@ -63,7 +62,8 @@ class NodeClient:
         store_locally: stores an item on this host.
         on_refused: called with items that `put` accepted and no member stored.
         on_change: called with the number of members, the number that answer, and the map's version.
-        heard_of_ns: returns when the newest member joined of which this host's keeper has heard.
+        heard_of_ns: returns when the newest member joined of which this host's cache server has
+            heard.
 
     Raises SpecRefused if a member holds another cache.
     """
@@ -390,13 +390,13 @@ class NodeClient:
     def _count_fetchers(self) -> int:
         return sum(thread.name == "stoker-cluster-fetch" for thread in self._threads)
 
-    def _connect(self, node: RemoteNode, newest_ns: int) -> KeeperClient:
+    def _connect(self, node: RemoteNode, newest_ns: int) -> CacheConnection:
         """Connect to a member, and tell it when the newest known member joined.
 
         Raises LinkError, and SpecRefused if it holds another cache.
         """
         membership = self._membership
-        return KeeperClient(
+        return CacheConnection(
             node.member.address,
             membership.token,
             self._spec,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
-from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.identity import chain_identity
 from stoker.cache.location import Limit
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.members.membership import Membership, NamedHosts, check_hosts
+from stoker.cluster.membership import Membership, NamedHosts, check_hosts
 from stoker.cluster.partitioned import Join, PartitionedCache
+from stoker.sources.origin import IndexedSource
 from stoker.transport.secret import read_token, token_path
 
 # Files whose sizes are part of the specification. Other data differ in some of 256 files, and
@@ -21,24 +21,12 @@ from stoker.transport.secret import read_token, token_path
 _MAX_COMPARED_SIZES = 256
 
 
-class Indexed(Protocol):
-    """The methods of a source that a specification calls."""
-
-    @property
-    def name(self) -> str: ...
-    def __len__(self) -> int: ...
-    def signature(self) -> str: ...
-    def identity(self) -> str | None: ...
-    def name_of(self, index: int) -> str: ...
-    def fingerprint(self, index: int) -> Fingerprint: ...
-
-
 def of_chain(
     limit: Limit,
     *,
     cluster: object,
     insecure: bool,
-    source: Indexed,
+    source: IndexedSource,
     operations: Sequence[Any],
     version: str | None,
     **settings: Any,
@@ -76,11 +64,11 @@ def cluster_join(cluster: object, *, insecure: bool = False) -> Join:
     Raises TypeError or ValueError for an invalid name, ImportError for "ray" if Ray is missing.
     """
     if cluster == "torchrun":
-        from stoker.cluster.members.torchrun import join
+        from stoker.cluster.torchrun import join
 
         return partial(join, insecure=insecure)
     if cluster == "ray":
-        from stoker.cluster.members import ray_members
+        from stoker.cluster import ray_members
 
         ray_members.check()
         return partial(ray_members.join, insecure=insecure)
@@ -93,7 +81,7 @@ def _join_hosts(
     return NamedHosts(hosts, read_token(token_path()), spec, path, insecure=insecure)
 
 
-def spec_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
+def spec_of(source: IndexedSource, operations: Iterable[Any], version: str | None) -> CacheSpec:
     """Return the specification of a source and its operations.
 
     Raises ValueError if they cannot be identified on other nodes without a version.
@@ -128,7 +116,7 @@ def _operation_name(operation: Any) -> str:
     return f"{operation.name}:{module}.{getattr(operation.fn, '__qualname__', '')}"
 
 
-def _size(source: Indexed, index: int) -> int:
+def _size(source: IndexedSource, index: int) -> int:
     try:
         return source.fingerprint(index).size_bytes
     except OSError:  # the error is raised when the file is read

@@ -47,7 +47,7 @@ class Member:
 
     Attributes:
         name: what the node is called for as long as it keeps its part; unique in the cluster.
-        address: where its keeper listens, ``"host:port"``.
+        address: where its cache server listens, ``"host:port"``.
         weight_bytes: how much it may keep, at least 1: its part is in proportion.
         joined_ns: when it joined, in ns since 1970; 0 if all joined together. It is later than that
             of each member that had joined before. It plays no part in the map.
@@ -98,10 +98,6 @@ class OwnerMap:
 
     def __len__(self) -> int:
         return len(self.members)
-
-    def owner(self, index: int) -> int:
-        """Return the number of the member that owns an example."""
-        return int(self._owners[_slot(index)])
 
     def owners(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the numbers of the members that own these examples."""

@@ -20,13 +20,12 @@ from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
+from stoker.cluster.cache_connection import Record
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.client import Record
-from stoker.cluster.members.membership import Membership
+from stoker.cluster.membership import Membership
 from stoker.cluster.node_client import LOCAL, NodeClient
 from stoker.cluster.owners import OwnerMap
-from stoker.cluster.pending import Found, PendingGet
-from stoker.cluster.remote_node import RemoteNode, key_of
+from stoker.cluster.remote_node import Found, PendingGet, RemoteNode, key_of
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport.codec.decoder import UnknownType, decode
@@ -89,12 +88,12 @@ class PendingLookups:
 class PartitionedCache(ExampleCache):
     """A cache over several nodes. It is picklable; each process connects to the nodes itself.
 
-    `find` looks in this host's store first, directly and not through a keeper. It then asks the
-    other members for the rest (``node_client``). A host without a member stores no items: it has a
-    store of the least size, for the counters.
+    `find` looks in this host's store first, directly and not through a cache server. It then asks
+    the other members for the rest (``node_client``). A host without a member stores no items: it
+    has a store of the least size, for the counters.
 
     Args:
-        limit: the size of this host's store, if the job starts the keepers itself.
+        limit: the size of this host's store, if the job starts the cache servers itself.
         join: joins the cluster.
         spec: the cache's specification, the same on all nodes.
         path: the folder of the store on this host, or None.

@@ -1,19 +1,25 @@
-"""The state of another member: connections and queue; and the map from items to members."""
+"""Other members, as one process knows them: who owns what, who answers, and pending lookups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from stoker.cluster.backoff import Backoff
-from stoker.cluster.keeper.client import KeeperClient
+from stoker.basics.future import OneShot
+from stoker.cluster.cache_connection import CacheConnection, Record
+from stoker.cluster.membership import Backoff
 from stoker.cluster.owners import Member, OwnerMap
-from stoker.cluster.pending import PendingGet
 
 # Rankings that are kept, of recently used items; beyond that all are dropped. Chosen, not measured.
 _MAX_RANKS = 1 << 16
+
+PATIENCE_S = 5.0
+"""How long a lookup waits for its answers; then missing items are read from storage. Ten times
+``DEADLINE_S``, so ten cache servers in turn may be silent. Chosen, not measured."""
 
 
 def key_of(number: int, rest: bytes) -> bytes:
@@ -24,6 +30,71 @@ def key_of(number: int, rest: bytes) -> bytes:
 def number_of(key: bytes) -> int:
     """Return the item's number in its source, from its key."""
     return int.from_bytes(key[:8], "big")
+
+
+class Found(NamedTuple):
+    """An item that a member sent."""
+
+    record: Record
+    member: str
+    """The member's name."""
+
+
+class GetResult(NamedTuple):
+    """The result of a lookup."""
+
+    found: dict[bytes, Found]
+    """The items that members sent, by key."""
+    late: frozenset[bytes]
+    """Keys for which no answer came in time."""
+
+
+class PendingGet:
+    """One lookup of several items at other members.
+
+    Args:
+        keys: the items' keys.
+        on_missing: called by another thread with the keys that no member has, before ``wait``
+            returns.
+    """
+
+    def __init__(
+        self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
+    ) -> None:
+        self._open_keys = set(keys)
+        self._on_missing = on_missing
+        self._found: dict[bytes, Found] = {}
+        self._lock = threading.Lock()
+        self._done: OneShot[None] = OneShot()
+        if not self._open_keys:
+            self._done.give()
+
+    def wait(self) -> GetResult:
+        """Return the results when all answers are in, or after ``PATIENCE_S``."""
+        with contextlib.suppress(TimeoutError):
+            self._done.wait(PATIENCE_S)
+        with self._lock:
+            return GetResult(dict(self._found), frozenset(self._open_keys))
+
+    def add_found(self, found: Sequence[Found]) -> None:
+        """Record items that a member sent."""
+        with self._lock:
+            self._found.update((each.record.key, each) for each in found)
+        self._resolve(each.record.key for each in found)
+
+    def add_missing(self, keys: list[bytes]) -> None:
+        """Record keys that no member has."""
+        if keys and self._on_missing is not None:
+            self._on_missing(keys)
+        self._resolve(keys)
+
+    def _resolve(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            was_open = bool(self._open_keys)
+            self._open_keys.difference_update(keys)
+            is_done = was_open and not self._open_keys
+        if is_done:
+            self._done.give()
 
 
 class QueuedGet(NamedTuple):
@@ -53,8 +124,8 @@ class RemoteNode:
         self.is_full = False
         self.queue: list[QueuedGet] = []
         self.is_busy = False
-        self.get_client: KeeperClient | None = None
-        self.put_client: KeeperClient | None = None
+        self.get_client: CacheConnection | None = None
+        self.put_client: CacheConnection | None = None
 
     @property
     def is_alive(self) -> bool:

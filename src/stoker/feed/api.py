@@ -51,13 +51,12 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     from stoker.feed.local_socket import check_name, connect_within
     from stoker.feed.remote import FeedUrl, is_url
     from stoker.feed.remote import connect_within as connect_remote
-    from stoker.feed.token import find_token
 
     if is_url(name):
         url = FeedUrl.of(name)
 
         def connect() -> socket.socket:
-            return connect_remote(url, find_token(), insecure=bool(insecure))
+            return connect_remote(url, insecure=bool(insecure))
 
         address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=url.name)
         return open_feed(address, seed)
@@ -105,8 +104,8 @@ def share(
         listen: the address, ``host:port``, at which jobs on other hosts reach the feed with
             ``stoker.from_feed("tcp://host:port/NAME")``; by default they cannot. The job that
             starts the feeder decides it.
-        cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job. Its
-            address and a token travel through Ray.
+        cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job. Ray
+            starts and restarts it.
         insecure: do not encrypt traffic to other hosts; for trusted networks only. All jobs of the
             feed must agree.
 
@@ -115,12 +114,11 @@ def share(
     installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feed.autostart import check_not_in_feeder, connect_or_start
+    from stoker.feed.autostart import FeedSettings, check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
-    from stoker.feed.ray_cluster import cluster_address
-    from stoker.feed.settings import FeedSettings
+    from stoker.feed.ray_feeder import connect_in_cluster
     from stoker.transport.address import split_address
 
     check_name(name)
@@ -140,15 +138,19 @@ def share(
         )
     check_not_in_feeder()
     target = target_of(function)
-    if is_whole_number(staging):
-        staging = int(staging)
-    path = tuple(sys.path)
-    where = listen or "", bool(insecure)
-    settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path, *where)
-    if cluster is not None:
-        return open_feed(cluster_address(settings, _MAX_LOSSES), seed)
-    address = FeedAddress(name, lambda: connect_or_start(settings), target, _MAX_LOSSES)
-    return open_feed(address, seed)
+    settings = FeedSettings(
+        name,
+        target,
+        int(staging) if is_whole_number(staging) else staging,
+        int(jobs),
+        float(patience_s),
+        autostarted=True,
+        path=tuple(sys.path),
+        listen=listen or "",
+        insecure=bool(insecure),
+    )
+    connect = connect_or_start if cluster is None else connect_in_cluster
+    return open_feed(FeedAddress(name, lambda: connect(settings), target, _MAX_LOSSES), seed)
 
 
 def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:

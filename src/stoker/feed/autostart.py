@@ -1,4 +1,4 @@
-"""Starts a feeder: the election among jobs, and the entry point of the feeder's process.
+"""A feed's settings, and how a job starts its feeder.
 
 Only one process can bind the feed's socket. The job that binds it starts the feeder, and passes the
 listening socket to it. Meanwhile other jobs connect, and wait until the feeder answers. If that job
@@ -10,42 +10,57 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
-from dataclasses import asdict
-from typing import NoReturn
+from dataclasses import asdict, dataclass
 
 from stoker.errors import FeedError
 from stoker.feed.local_socket import connect, listen
-from stoker.feed.settings import FeedSettings
-from stoker.feed.token import IN_ENVIRONMENT
 
-SWITCH_S = 0.0005
-"""The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
-not wait long for threads that prepare. Chosen, not measured."""
 # The wait for another process that has bound the name: it listens a few system calls later.
 _RETRY_S = 0.005
-_FEEDER_VARIABLE = "STOKER_FEEDER"  # set in a feeder's environment to its process id
+FEEDER_VARIABLE = "STOKER_FEEDER"  # set in a feeder's environment to its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _START_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from stoker.feed.autostart import main
+from stoker.feed.server import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
-    """Connect to a feed; start its feeder if there is none.
+@dataclass(frozen=True)
+class FeedSettings:
+    """A feed: its name, its pipeline, and how it is prepared and shared.
 
-    ``token`` is a cluster's token; by default a feeder that listens on the network uses the user's
-    own token.
+    Attributes:
+        name: the feed's name.
+        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
+        staging: how many items shared memory may hold; with a string, how many bytes.
+        jobs: how many to wait for before the first epoch begins.
+        patience_s: seconds that the other jobs wait for a job that does not respond.
+        autostarted: whether a job starts the feeder, so that it ends with the last one.
+        path: the feeder's ``sys.path``.
+        listen: ``host:port`` for other hosts; empty for this host only.
+        insecure: whether connections to other hosts are not encrypted.
     """
+
+    name: str
+    target: str
+    staging: int | str | None = None
+    jobs: int = 1
+    patience_s: float = 60.0
+    autostarted: bool = False
+    path: tuple[str, ...] = ()
+    listen: str = ""
+    insecure: bool = False
+
+
+def connect_or_start(settings: FeedSettings) -> socket.socket:
+    """Connect to a feed; start its feeder if there is none."""
     while True:
         connection = connect(settings.name)
         if connection is not None:
@@ -55,24 +70,22 @@ def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> sock
             time.sleep(_RETRY_S)
             continue
         with contextlib.closing(listener):
-            _start(listener, settings, token)
+            _start(listener, settings)
 
 
 def check_not_in_feeder() -> None:
     """Raise FeedError in a feeder's process: it imports the script of the job that started it."""
-    if os.environ.get(_FEEDER_VARIABLE) == str(os.getpid()):
+    if os.environ.get(FEEDER_VARIABLE) == str(os.getpid()):
         raise FeedError(
             "the script calls stoker.share() while the feeder imports it: put the training code "
             'below if __name__ == "__main__":'
         )
 
 
-def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
+def _start(listener: socket.socket, settings: FeedSettings) -> None:
     """Start a feeder in its own session, so that it is no child of this process and outlives it."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
-    if token is not None:
-        environment[IN_ENVIRONMENT] = token.hex()
     subprocess.run(
         [sys.executable, "-c", _START_PROGRAM, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],
@@ -83,37 +96,3 @@ def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None)
         env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         check=True,
     )
-
-
-# The functions below run in the feeder's process.
-
-
-def main(descriptor: int, text: str) -> NoReturn:
-    """Serve on a listening socket until the last job is gone."""
-    from stoker.feed.server import open_server  # here: jobs do not need these modules
-
-    listener = socket.socket(fileno=descriptor)
-    listener.set_inheritable(False)
-    settings = FeedSettings(**json.loads(text))
-    os.environ[_FEEDER_VARIABLE] = str(os.getpid())
-    sys.path[:] = settings.path
-    sys.argv = [settings.target.rpartition(":")[0]]
-    sys.setswitchinterval(SWITCH_S)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
-    try:
-        feeder = open_server(listener, settings)
-        with contextlib.closing(feeder):
-            feeder.serve()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _end_what_is_kept()
-        os._exit(0)  # a thread of the user's may never end
-
-
-def _end_what_is_kept() -> None:
-    """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
-    if (starting := sys.modules.get("stoker.engine.workers.processes.starting")) is not None:
-        starting.end_kept()
-    if (caching := sys.modules.get("stoker.cache.handles")) is not None:
-        caching.HANDLES.close_all()

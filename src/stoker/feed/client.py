@@ -1,8 +1,7 @@
 """A job's client of a feed: the epochs that it receives, and its position in them.
 
-If a feeder dies, its jobs connect to another or start one. They send their positions, the seed and
-signature of the old feeder, and the process ids of the other jobs that it served. The new feeder
-waits for the jobs that are still alive before it chooses its positions.
+If a feeder dies, its jobs connect to another or start one. They send their positions, and the seed
+and signature of the old feeder. The new feeder waits a moment for the others before it begins.
 """
 
 from __future__ import annotations
@@ -132,10 +131,6 @@ class FeedClient:
                 "again: save states between epochs"
             )
         self.position = epoch, number
-
-    def close(self) -> None:
-        """End the connection; the feeder then sends this job nothing more."""
-        self._connection.close()
 
     @property
     def is_owner(self) -> bool:
@@ -296,7 +291,6 @@ class FeedEpoch(Iterator[Any]):
 
     def __init__(self, client: FeedClient) -> None:
         self._client = client
-        self._has_begun = False
         self._ready: deque[Any] = deque()  # outputs of the last item that are not used yet
         self._waker = _Waker()
         self._finish = finalize(self, _leave, client, self._waker)
@@ -311,28 +305,10 @@ class FeedEpoch(Iterator[Any]):
         if not self._finish.alive:
             raise StopIteration
         self._fill()
-        self._advance(1)
+        assert self._client.position is not None
+        epoch, number = self._client.position
+        self._client.position = epoch, number + 1
         return self._ready.popleft()
-
-    def begin(self) -> tuple[int, int]:
-        """Wait until the epoch begins; return its first position. Raises StopIteration."""
-        client = self._client
-        if not self._has_begun:
-            try:
-                self.epoch = client.request_epoch(self._waker.read)
-            except Interrupted:
-                raise StopIteration from None
-            self._has_begun = True
-        assert client.position is not None
-        return client.position
-
-    def take_outputs(self) -> list[Any]:
-        """Return all outputs of the next item. Raises StopIteration at the end of the epoch."""
-        self._fill()
-        outputs = list(self._ready)
-        self._ready.clear()
-        self._advance(len(outputs))
-        return outputs
 
     def interrupt(self) -> None:
         """Wake a thread that waits in ``next()``; it then raises StopIteration."""
@@ -349,17 +325,13 @@ class FeedEpoch(Iterator[Any]):
 
     def _fill(self) -> None:
         """Wait until there is an output. Raises StopIteration at the end of the epoch."""
-        self.begin()
         try:
+            if self.epoch is None:
+                self.epoch = self._client.request_epoch(self._waker.read)
             while not self._ready:
                 self._receive_next()
         except Interrupted:
             raise StopIteration from None
-
-    def _advance(self, outputs: int) -> None:
-        assert self._client.position is not None
-        epoch, number = self._client.position
-        self._client.position = epoch, number + outputs
 
     def _receive_next(self) -> None:
         """Handle the next message. Raises StopIteration at the end of the epoch."""

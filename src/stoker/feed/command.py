@@ -55,21 +55,19 @@ def feed(
 
     In a job, stoker.from_feed(NAME) is a pipeline like any other: augment, echo, batch and move
     there. Each job gets every batch exactly once per epoch. A job joins at the beginning of an
-    epoch, and may leave or be killed at any moment. The slowest job sets the pace; the terminal
-    shows which one that is. Ctrl-C ends the feed.
+    epoch, and may leave or be killed at any moment. The slowest job sets the pace; a table, printed
+    every ten seconds, shows which one that is. Ctrl-C ends the feed.
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
-    from stoker.feed.foreground import serve
+    from stoker.adapters.entrypoint import target_of
+    from stoker.feed.autostart import FeedSettings
+    from stoker.feed.feed_view import serve
 
     with report_errors("feed", ImportError, TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(
-            target,
-            name=name,
-            staging=limit,
-            jobs=jobs,
-            patience_s=patience,
-            listen_at=listen,
-            insecure=insecure,
+            FeedSettings(
+                name, target_of(target), limit, jobs, patience, listen=listen, insecure=insecure
+            )
         )

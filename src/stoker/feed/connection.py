@@ -37,7 +37,6 @@ from stoker.feed.messages import (
     Hello,
     Malformed,
     Message,
-    Peers,
     Refused,
     Release,
     Welcome,
@@ -61,7 +60,6 @@ class FeedAddress:
         target: the pipeline function that it must serve; empty for any.
         max_losses: how many feeders or connections may be lost at one position, as ``connect``
             finds or starts another; with 0 the first loss is an error.
-        on_welcome: called with the feeder's welcome message.
         remote_name: the feed's name at a feeder on another host; empty if it is on this host.
     """
 
@@ -69,7 +67,6 @@ class FeedAddress:
     connect: Callable[[], socket.socket | None]
     target: str = ""
     max_losses: int = 0
-    on_welcome: Callable[[Welcome], None] | None = None
     remote_name: str = ""
 
 
@@ -90,14 +87,11 @@ class FeederConnection:
     def __init__(self, address: FeedAddress, previous: FeederConnection | None = None) -> None:
         self.wait_ns: int = 0 if previous is None else previous.wait_ns
         self._name = address.name
-        self._peers: list[int] = [] if previous is None else previous._peers
         continues: tuple[int, list[str]] | None = None
         if previous is not None and address.max_losses:
             continues = previous.welcome.seed, previous.welcome.signature
         self.welcome: Welcome
-        self._socket, self.welcome = _greet(address, continues, self._peers)
-        if address.on_welcome is not None:
-            address.on_welcome(self.welcome)
+        self._socket, self.welcome = _greet(address, continues)
         # 0 once the message is printed, or once an epoch has begun.
         self._awaited_jobs = self.welcome.awaited_jobs
 
@@ -125,13 +119,10 @@ class FeederConnection:
         """
         began = time.perf_counter_ns()
         try:
-            while True:
-                message, descriptors = self._receive(interrupt)
-                if isinstance(message, Begin):
-                    self._awaited_jobs = 0
-                if not isinstance(message, Peers):
-                    return message, descriptors
-                self._peers = message.pids
+            message, descriptors = self._receive(interrupt)
+            if isinstance(message, Begin):
+                self._awaited_jobs = 0
+            return message, descriptors
         except OSError:
             return None, []
         finally:
@@ -159,12 +150,11 @@ class FeederConnection:
 
     def _report_missing_jobs(self) -> None:
         """Print once to stderr that the feed waits for other jobs."""
-        if len(self._peers) < self._awaited_jobs:
-            say(
-                f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
-                "first epoch. Start the others, or give a smaller jobs= (--jobs). Without them it "
-                "begins after patience_s (--patience)"
-            )
+        say(
+            f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
+            "first epoch. Start the others, or give a smaller jobs= (--jobs). Without them it "
+            "begins after patience_s (--patience)"
+        )
         self._awaited_jobs = 0
 
 
@@ -283,7 +273,7 @@ class _Lease:
 
 
 def _greet(
-    address: FeedAddress, continues: tuple[int, list[str]] | None, peers: list[int]
+    address: FeedAddress, continues: tuple[int, list[str]] | None
 ) -> tuple[socket.socket, Welcome]:
     """Connect and exchange greetings; the feeder must serve what ``continues`` names, if given."""
     label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
@@ -297,7 +287,6 @@ def _greet(
         address.remote_name,
         seed,
         signature,
-        peers[: messages.MAX_PEERS],
     )
     for _ in range(max(_ATTEMPTS, address.max_losses)):
         connection = address.connect()

@@ -26,8 +26,6 @@ MAX_NUMBER = (1 << 62) - 1
 # The most leases in one message. A job holds hundreds at most; 1,000 numbers of 9 bytes take a
 # seventh of a packet.
 MAX_LEASES = 1000
-# The most process ids in a greeting: more jobs than one host runs.
-MAX_PEERS = 128
 # The longest label: it is one line for people.
 LABEL_CHARACTERS = 200
 # The longest target or reason: at most 32 KB as UTF-8, half of a packet.
@@ -64,7 +62,6 @@ class Hello(Message):
         target: the pipeline that the job wants, ``FILE.py:FUNCTION``; empty for any.
         name: the feed that it wants; empty for any.
         seed, signature: those of its previous feeder, if there was one.
-        peers: process ids of the other jobs of that feeder; the new feeder waits for them.
     """
 
     version: int
@@ -73,7 +70,6 @@ class Hello(Message):
     name: Label = ""
     seed: Seed | None = None
     signature: list[str] = []
-    peers: Annotated[list[Pid], msgspec.Meta(max_length=MAX_PEERS)] = []
 
 
 class EpochRequest(Message, tag="Ask"):
@@ -110,43 +106,29 @@ class Welcome(Message):
     """The reply to ``Hello``.
 
     Attributes:
-        name: the feed's name.
-        target: the pipeline that it serves.
         batched: whether it serves batches, rather than examples.
         length: the number of outputs in an epoch, if known.
         seed, signature: those of its pipeline; equal signatures and seeds give equal outputs.
         is_repeatable: whether any output can be prepared again, by epoch and number.
-        autostarted: whether it ends with its last job (``stoker.share``).
         pid: the feeder's process id.
         max_leases: how many items a job may hold at a time.
         awaited_jobs: how many jobs must request the first epoch; 0 once it has begun.
-        address: ``host:port`` for other hosts; empty if it serves this host only.
     """
 
-    name: str
-    target: str
     batched: bool
     length: Number | None
     seed: Seed
     signature: list[str]
     is_repeatable: bool
-    autostarted: bool
     max_leases: Positive
     pid: Pid
     awaited_jobs: Number
-    address: str = ""
 
 
 class Refused(Message):
     """The feeder does not serve this job, or cannot serve any."""
 
     reason: str
-
-
-class Peers(Message):
-    """The process ids of the jobs that the feeder serves now."""
-
-    pids: list[Pid]
 
 
 class Begin(Message):
@@ -202,7 +184,7 @@ class Evicted(Message):
 
 
 FromJob = Hello | EpochRequest | Release | Leave
-FromFeeder = Welcome | Refused | Peers | Begin | ItemMessage | End | Failed | Evicted
+FromFeeder = Welcome | Refused | Begin | ItemMessage | End | Failed | Evicted
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_from_job = msgspec.msgpack.Decoder(FromJob).decode

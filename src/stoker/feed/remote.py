@@ -12,6 +12,7 @@ straight into memory that the job maps, as it maps a feeder's. Each frame begins
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -27,14 +28,13 @@ from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feed import local_socket, messages
 from stoker.feed.messages import Failed, ItemMessage, Malformed, Message, Release
-from stoker.feed.token import find_or_make_token
 from stoker.transport.address import split_address
 from stoker.transport.codec.decoder import RecordView
 from stoker.transport.codec.encoder import encode_views
 from stoker.transport.link import Link, LinkError, LinkRefused
 from stoker.transport.listener import Listener
 from stoker.transport.payload import Payload, from_payload, to_payload
-from stoker.transport.secret import Secret
+from stoker.transport.secret import Secret, make_token_file, read_token, token_path
 from stoker.transport.shared_memory import Blocks, Stale, map_block
 
 PURPOSE = "feed"
@@ -86,47 +86,38 @@ class FeedUrl:
 # -- on the feeder's host
 
 
-class FeedListener:
-    """Makes the feed ``name`` of this process available at ``listen``, a ``host:port``.
+def listen_for_hosts(listen: str, name: str, token: bytes | None, *, insecure: bool) -> Listener:
+    """Make the feed ``name`` of this process available at ``listen``, a ``host:port``.
 
-    With ``insecure``, its traffic is not encrypted; jobs must be told so, too.
+    ``token`` is the secret of its connections; by default it is the user's own, which is made if
+    there is none. With ``insecure``, its traffic is not encrypted; jobs must be told so, too.
 
     Raises FeedError if it cannot listen there, TokenError, ImportError if cryptography is missing,
     ValueError for an invalid address.
     """
+    host, port = split_address(listen)
+    secret = Secret.of_host(token or make_token_file(token_path()), insecure=insecure)
+    serve = functools.partial(_serve, name)
+    try:
+        return Listener(host, port, secret, PURPOSE, serve, timeout_s=_SILENT_S)
+    except OSError as error:
+        raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
 
-    def __init__(self, listen: str, name: str, *, insecure: bool = False) -> None:
-        self._name = name
-        host, port = split_address(listen)
-        secret = Secret.of_host(find_or_make_token(), insecure=insecure)
-        try:
-            self._listener = Listener(host, port, secret, PURPOSE, self._serve, timeout_s=_SILENT_S)
-        except OSError as error:
-            raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
 
-    @property
-    def address(self) -> str:
-        """``host:port``, with the actual port."""
-        return self._listener.address
-
-    def close(self) -> None:
-        """End all connections; their threads end."""
-        self._listener.close()
-
-    def _serve(self, link: Link) -> None:
-        """Pass a job's messages on until either side hangs up."""
-        link.end_when_silent(_SILENT_S)
-        local = local_socket.connect_within(self._name, _LISTEN_S)
-        if local is None:
-            return
-        with local:
-            sender = start_thread("stoker-feed-outputs", _send_outputs, local, link)
-            with contextlib.suppress(*_ENDS):
-                while True:
-                    header, _ = link.receive(_no_contents)
-                    local.send(header[_CHECKSUM_BYTES:])  # the feeder checks it
-            _hang_up(local, link)
-            sender.join()
+def _serve(name: str, link: Link) -> None:
+    """Pass the messages of a job on another host on until either side hangs up."""
+    link.end_when_silent(_SILENT_S)
+    local = local_socket.connect_within(name, _LISTEN_S)
+    if local is None:
+        return
+    with local:
+        sender = start_thread("stoker-feed-outputs", _send_outputs, local, link)
+        with contextlib.suppress(*_ENDS):
+            while True:
+                header, _ = link.receive(_no_contents)
+                local.send(header[_CHECKSUM_BYTES:])  # the feeder checks it
+        _hang_up(local, link)
+        sender.join()
 
 
 def _send_outputs(local: socket.socket, link: Link) -> None:
@@ -164,7 +155,7 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
 # -- on the job's host
 
 
-def connect_within(url: FeedUrl, token: bytes, *, insecure: bool) -> socket.socket:
+def connect_within(url: FeedUrl, *, insecure: bool) -> socket.socket:
     """Connect to a feed that may be starting; return a socket like one of a local feed.
 
     Raises FeedError, TokenError; ImportError if cryptography is missing.
@@ -172,7 +163,7 @@ def connect_within(url: FeedUrl, token: bytes, *, insecure: bool) -> socket.sock
     until_s = time.monotonic() + _START_S
     while True:
         try:
-            return connect(url.address, token, insecure=insecure)
+            return connect(url.address, read_token(token_path()), insecure=insecure)
         except LinkRefused as error:
             raise FeedError(f"cannot join {url}: {error}") from error
         except LinkError as error:

@@ -3,8 +3,8 @@
 One thread, which runs this module, talks to the jobs and makes all decisions. Each branch has a
 thread that prepares its outputs. All threads block while there is nothing to do.
 
-A job gets each item with a lease, which ends with ``Release``, with the connection, or with the
-process (pidfd). A job that leaves or is evicted keeps its leases, and so its memory.
+A job gets each item with a lease, which ends with ``Release`` or with the connection, which the
+kernel ends with the process. A job that leaves or is evicted keeps its leases, and so its memory.
 
 Eviction: if a branch is full, a reader waits, and the slowest readers have sent nothing for
 ``patience_s``, they receive ``Evicted``. They may request their positions again.
@@ -16,21 +16,26 @@ An invalid message ends only the connection of the job that sent it. The schema 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
+import signal
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
+from stoker.feed.autostart import FEEDER_VARIABLE, FeedSettings
 from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import Distributor, StartBarrier
+from stoker.feed.feeder.distributor import ClientSession, Distributor, StartBarrier
 from stoker.feed.feeder.memory_budget import MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.feeder.session import ClientSession
 from stoker.feed.messages import (
     Begin,
     EpochRequest,
@@ -39,15 +44,16 @@ from stoker.feed.messages import (
     Hello,
     Leave,
     Malformed,
-    Peers,
     Refused,
     Release,
     Welcome,
 )
-from stoker.feed.remote import FeedListener
-from stoker.feed.settings import FeedSettings
+from stoker.feed.remote import listen_for_hosts
 from stoker.transport.shared_memory import Blocks
 
+SWITCH_S = 0.0005
+"""The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
+not wait long for threads that prepare. Chosen, not measured."""
 # Messages of one job before other jobs have their turn. A job has a few on the way, unless it is
 # hostile. Chosen, not measured.
 _MAX_MESSAGES_IN_TURN = 64
@@ -71,11 +77,17 @@ class FeedServer:
         blocks: all shared memory.
         branches: the outputs that are being prepared.
 
+    ``token`` is the secret of connections from other hosts; by default it is the user's own.
+
     Raises FeedError or ValueError if it cannot listen, or if there is too little memory.
     """
 
     def __init__(
-        self, listener: socket.socket, preparation: Preparation, settings: FeedSettings
+        self,
+        listener: socket.socket,
+        preparation: Preparation,
+        settings: FeedSettings,
+        token: bytes | None = None,
     ) -> None:
         self.name = settings.name
         self.target = messages.clip_text(settings.target)
@@ -90,14 +102,14 @@ class FeedServer:
         self._spare_descriptor = _spare_descriptor()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
-        self._barrier = StartBarrier(settings.jobs, settings.patience_s, self._selector)
+        self._barrier = StartBarrier(settings.jobs, settings.patience_s)
         self._use_preparation(preparation)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
         process.close_in_children(listener)
         self._remote_listener = (
-            FeedListener(settings.listen, self.name, insecure=settings.insecure)
+            listen_for_hosts(settings.listen, self.name, token, insecure=settings.insecure)
             if settings.listen
             else None
         )
@@ -147,7 +159,6 @@ class FeedServer:
         """Close all connections; jobs notice that."""
         if self._remote_listener is not None:
             self._remote_listener.close()
-        self._barrier.close()
         self._selector.close()
         self._listener.close()
         for session in self.sessions:
@@ -200,10 +211,6 @@ class FeedServer:
             self._selector.register(
                 connection, selectors.EVENT_READ, lambda: self._receive_messages(session)
             )
-            if session.pidfd >= 0:
-                self._selector.register(
-                    session.pidfd, selectors.EVENT_READ, lambda: self._drop(session)
-                )
 
     def _refuse_without_descriptors(self) -> None:
         """Refuse a job when the feeder has no descriptor for it: the job would wait for ever."""
@@ -221,10 +228,7 @@ class FeedServer:
         self.sessions.remove(session)
         self._distributor.drop(session)
         self._selector.unregister(session.connection)
-        if session.pidfd >= 0:
-            self._selector.unregister(session.pidfd)
         session.close()
-        self._broadcast_peers()
 
     def _drop_lost(self) -> bool:
         """Drop the jobs that are gone; True if there were any."""
@@ -272,21 +276,17 @@ class FeedServer:
         session.is_welcome = True
         self._has_welcomed = True
         if self._settings.autostarted and hello.signature:  # an earlier feeder served this job
-            self._barrier.wait_for({*hello.peers} - {session.pid})
+            self._barrier.wait_for_former_jobs()
         session.send(
             Welcome(
-                self.name,
-                self.target,
                 self.about.batched,
                 self.about.length,
                 self.seed,
                 self.about.signature,
                 self.about.is_repeatable,
-                self._settings.autostarted,
                 self.staging.max_leases,
                 os.getpid(),
                 self._barrier.awaited_jobs,
-                self.address,
             ),
         )
 
@@ -308,13 +308,6 @@ class FeedServer:
             except FeedError as error:
                 return str(error)
         return None
-
-    def _broadcast_peers(self) -> None:
-        if self._settings.autostarted:
-            pids = [session.pid for session in self.sessions if session.has_requested]
-            for session in self.sessions:
-                if session.is_welcome:
-                    session.send(Peers(pids))
 
     def _handle_request(self, session: ClientSession, request: EpochRequest) -> None:
         """Begin the epoch that a job requests, or let the job wait."""
@@ -338,12 +331,11 @@ class FeedServer:
                 return
             position = None
         session.is_waiting, session.requested = True, position
-        if not session.has_requested:
-            session.has_requested = True
-            self._broadcast_peers()
 
 
-def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
+def open_server(
+    listener: socket.socket, settings: FeedSettings, token: bytes | None = None
+) -> FeedServer:
     """Build a target's pipeline, and open the server for it.
 
     If that fails, close the listener, and tell connected jobs why.
@@ -352,7 +344,7 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     be served.
     """
     try:
-        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings)
+        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings, token)
     except (ImportError, StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise
@@ -383,3 +375,37 @@ def _refuse_one(listener: socket.socket, reason: str, patience_s: float) -> None
 def _spare_descriptor() -> int:
     """Open a descriptor that can be closed to accept, and refuse, a job when none is left."""
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def main(descriptor: int, text: str) -> NoReturn:
+    """Serve on a listening socket until the last job is gone."""
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    settings = FeedSettings(**json.loads(text))
+    become_feeder(settings)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
+    try:
+        feeder = open_server(listener, settings)
+        with contextlib.closing(feeder):
+            feeder.serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_what_is_kept()
+        os._exit(0)  # a thread of the user's may never end
+
+
+def become_feeder(settings: FeedSettings) -> None:
+    """Have this process import modules as the job does, and not be taken for a job."""
+    os.environ[FEEDER_VARIABLE] = str(os.getpid())
+    sys.path[:] = settings.path
+    sys.argv = [settings.target.rpartition(":")[0]]
+    sys.setswitchinterval(SWITCH_S)
+
+
+def end_what_is_kept() -> None:
+    """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
+    if (starting := sys.modules.get("stoker.engine.workers.processes.starting")) is not None:
+        starting.end_kept()
+    if (caching := sys.modules.get("stoker.cache.handles")) is not None:
+        caching.HANDLES.close_all()

@@ -1,80 +1,141 @@
-"""Distributes outputs to jobs: awaits the first jobs, sends items, and evicts silent jobs."""
+"""The jobs of a feeder: their sessions; who waits for whom, gets which output, and is evicted."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import selectors
+import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
+from stoker.feed import messages
 from stoker.feed.feeder.branch import Branch, Branches
-from stoker.feed.feeder.log import EpochEnd, LogReader, PipelineFailed, StagedItem
+from stoker.feed.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
 from stoker.feed.feeder.memory_budget import MemoryBudget
-from stoker.feed.feeder.session import ClientSession
-from stoker.feed.messages import Begin, End, Evicted, Failed
+from stoker.feed.messages import (
+    Begin,
+    End,
+    Evicted,
+    Failed,
+    FromJob,
+    ItemMessage,
+    Malformed,
+    Message,
+)
+
+# How long a feeder that replaces another waits for its jobs. A job that is later still gets all its
+# outputs, but by a branch of its own until it has caught up. Chosen, not measured.
+_REJOIN_S = 1.0
+
+
+class ClientSession:
+    """The connection of a job, from its beginning to its end.
+
+    Attributes:
+        pid: the job's process.
+        label: the job's command line.
+        is_welcome: whether it has got the welcome message.
+        is_lost: whether it is gone, or has broken the protocol.
+        is_waiting: whether its last request is still open.
+        requested: the position that it requested; None for the beginning of any epoch.
+        request_id: the id of its last request.
+        branch, reader: the branch that it reads and its reader there; None while it reads nothing.
+        leases: its items by lease, with the reader to which they were sent.
+        last_message_s: the time of its last message.
+        wait_ns: nanoseconds for which it has waited for the feed, by its own count.
+        rows: examples that it has received.
+        blocked_others_s: seconds for which other jobs have waited for it.
+    """
+
+    label = ""
+    is_welcome = is_lost = is_waiting = False
+    requested: FeedPosition | None = None
+    branch: Branch | None = None
+    reader: LogReader | None = None
+    request_id = wait_ns = rows = 0
+    blocked_others_s = 0.0
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.since_s = self.last_message_s = time.monotonic()
+        self.leases: dict[int, tuple[StagedItem, LogReader]] = {}
+
+    def receive(self) -> FromJob | None:
+        """Return the job's next message, or None; check ``is_lost`` afterwards."""
+        try:
+            message = messages.receive_as_feeder(self.connection)
+        except BlockingIOError:
+            return None
+        except (OSError, Malformed):
+            message = None
+        self.is_lost = self.is_lost or message is None
+        self.last_message_s = time.monotonic()
+        return message
+
+    def send(self, message: Message, descriptors: list[int] | None = None) -> None:
+        """Send a message; a job that cannot receive it is lost."""
+        try:
+            messages.send(self.connection, message, descriptors or [])
+        except OSError:
+            self.is_lost = True
+
+    def lend(self, lease: int, item: StagedItem) -> None:
+        assert self.reader is not None
+        payload = item.payload
+        item.leases.add(lease)
+        self.leases[lease] = item, self.reader
+        self.rows += item.rows
+        message = ItemMessage(
+            self.request_id,
+            item.epoch,
+            item.number,
+            item.count,
+            lease,
+            [block.generation for block in payload.blocks],
+            payload.header,
+            payload.places,
+            self.branch.log.outputs_from(item.end) if self.branch is not None else 0,
+        )
+        self.send(message, [block.descriptor for block in payload.blocks])
+
+    def close(self) -> None:
+        self.connection.close()
 
 
 class StartBarrier:
     """Delays the first epoch until ``jobs`` jobs have requested it; then ``is_open`` is True.
 
-    Jobs wait at most ``patience_s`` seconds for the others. The barrier registers callables with
-    ``selector``, for processes that end.
+    Jobs wait at most ``patience_s`` seconds for the others.
     """
 
-    def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
+    def __init__(self, jobs: int, patience_s: float) -> None:
         self.is_open = False
         self._jobs = jobs
         self._patience_s = patience_s
-        self._selector = selector
         self._since_s: float | None = None
-        self._missing: dict[int, int] = {}  # pidfds by process id
 
     @property
     def awaited_jobs(self) -> int:
         """How many jobs must request the first epoch; 0 once it has begun."""
         return 0 if self.is_open else self._jobs
 
-    def wait_for(self, pids: Iterable[int]) -> None:
-        """Wait for these processes instead, as long as they live: an earlier feeder served them."""
-        if self.is_open:
-            return
-        self._jobs = 1
-        for pid in {*pids} - {*self._missing}:
-            with contextlib.suppress(OSError):
-                self._missing[pid] = pidfd = os.pidfd_open(pid)
-                self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._forget(p))
+    def wait_for_former_jobs(self) -> None:
+        """Wait a moment instead, for all jobs that an earlier feeder has served."""
+        self._jobs, self._patience_s = 0, _REJOIN_S
 
-    def record_requests(self, pids: Sequence[int]) -> None:
-        """Record which processes request an epoch now; open if no other is missing."""
-        if self.is_open or not pids:
+    def record_requests(self, waiting: int) -> None:
+        """Record how many jobs request an epoch now; open if no other is awaited."""
+        if not waiting:
             return
         if self._since_s is None:
             self._since_s = time.monotonic()
-        for pid in pids:
-            self._forget(pid)
         is_late = time.monotonic() - self._since_s >= self._patience_s
-        if is_late or not (self._missing or len(pids) < self._jobs):
-            self.is_open = True
-            self.close()
+        self.is_open = self.is_open or is_late or 0 < self._jobs <= waiting
 
     def deadlines_s(self) -> Iterator[float]:
         """Yield the time at which waiting ends, if a job waits."""
         if not self.is_open and self._since_s is not None:
             yield self._since_s + self._patience_s
-
-    def close(self) -> None:
-        """Stop waiting."""
-        for pid in list(self._missing):
-            self._forget(pid)
-
-    def _forget(self, pid: int) -> None:
-        """Stop waiting for one process: it has requested an epoch, or has ended."""
-        pidfd = self._missing.pop(pid, -1)
-        if pidfd >= 0:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
 
 
 class Distributor:
@@ -197,7 +258,7 @@ class Distributor:
 
     def _assign_branches(self, waiting: list[ClientSession]) -> None:
         """Find a branch for each waiting job."""
-        self._barrier.record_requests([session.pid for session in waiting])
+        self._barrier.record_requests(len(waiting))
         if not self._barrier.is_open:
             return
         for session in sorted(waiting, key=lambda s: (s.requested is None, s.requested or (0, 0))):

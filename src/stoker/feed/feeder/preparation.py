@@ -94,9 +94,10 @@ class PipelineOutputs:
                 f"{self._cursor.chain.source.name} has another length than when the feed began, "
                 "and its jobs rely on that length. Restart the feed and its jobs"
             )
-        skip_count = seek_near(self._cursor, epoch, number)
+        start, skip_count = seek(self._cursor.chain, epoch, number)
+        self._cursor.go_to(epoch, start)
         self._outputs = self._cursor.begin()
-        if skip_count:  # the next output follows only from these
+        if skip_count:  # behind filters and echoes, the next output follows only from these
             next(itertools.islice(self._outputs, skip_count, skip_count), None)
 
     def next(self) -> Output | None:
@@ -180,14 +181,3 @@ def _describe(chain: Chain) -> FeedSpec:
     except TypeError:
         length = None
     return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.signature())
-
-
-def seek_near(cursor: Cursor, epoch: int, number: int) -> int:
-    """Let the next ``begin()`` start at an output of an epoch, or as near before it as possible.
-
-    Return how many outputs to prepare and drop first: behind filters and echoes, an output follows
-    only from the ones before it.
-    """
-    start, skip_count = seek(cursor.chain, epoch, number)
-    cursor.go_to(epoch, start)
-    return skip_count

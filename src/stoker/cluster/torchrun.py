@@ -1,10 +1,10 @@
-"""Cluster membership under torchrun: the first rank of each host starts a keeper.
+"""Cluster membership under torchrun: the first rank of each host starts a cache server.
 
 Addresses and the token travel through the job's key-value store at ``MASTER_ADDR:MASTER_PORT``.
 Under torchrun it exists from the start; otherwise it exists once the script has called
 ``torch.distributed.init_process_group()``. All ranks must open their caches in the same order: the
-n-th cache of each rank is the same cache. A keeper is a process of its own, and ends with the rank
-that started it.
+n-th cache of each rank is the same cache. A cache server is a process of its own, and ends with the
+rank that started it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from typing import Any
 
 import msgspec
 
+from stoker.basics.process import end_with
 from stoker.cache.location import Limit
 from stoker.cache.store_dir import boot_id
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.members.membership import Members, has_moved
+from stoker.cluster.membership import Members, has_moved
 from stoker.cluster.owners import Member
-from stoker.errors import CacheError
-from stoker.transport.address import local_host_towards
+from stoker.errors import CacheError, StokerError
+from stoker.transport.address import join_address, local_host_towards
 from stoker.transport.secret import new_token
 
 WAIT_S = 300.0
-"""How long ranks wait for the keepers of all hosts: the default timeout of torch's stores."""
+"""How long ranks wait for the cache servers of all hosts: the default timeout of torch's stores."""
 # How long to try to reach the store. It exists from the start or not at all, so without torchrun
 # the user sees the error soon. Chosen, not measured.
 _REACH_S = 15.0
-_KEEPER = "from stoker.cluster.members.keeper_process import main; main()"
+_SERVER = "from stoker.cluster.torchrun import main; main()"
 _REQUIRED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _opened_count = 0
-_keepers: list[subprocess.Popen[bytes]] = []  # kept, because a keeper ends when its input closes
+_servers: list[subprocess.Popen[bytes]] = []  # kept, because each ends when its input closes
 
 
 class Start(msgspec.Struct):
-    """The settings of a keeper's process."""
+    """The settings of a cache server's process."""
 
     host: str
     token: bytes
@@ -49,7 +50,7 @@ class Start(msgspec.Struct):
 
 
 class Started(msgspec.Struct):
-    """The keeper process's answer: its address and store, or its error."""
+    """A started cache server: its address and store, or why it did not start."""
 
     address: str = ""
     folder: str = ""
@@ -79,23 +80,15 @@ class LaunchedHosts:
         return self._members
 
 
-class _Entry(msgspec.Struct):
-    """A host's entry in the job's key-value store."""
-
-    address: str
-    folder: str
-    limit_bytes: int
-    error: str
-
-
 def join(
     spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False
 ) -> LaunchedHosts:
-    """Start this host's keeper if this is its first rank, and wait for the keepers of all hosts.
+    """Start this host's cache server if this is its first rank, and wait for the cache servers of
+    all hosts.
 
     With ``insecure``, connections are not encrypted.
 
-    Raises CacheError outside such a job, or if a host's keeper does not start.
+    Raises CacheError outside such a job, or if a host's cache server does not start.
     """
     global _opened_count
     missing = [name for name in _REQUIRED if name not in os.environ]
@@ -119,10 +112,9 @@ def join(
         if local_rank == 0:
             address = _reachable_address(store, prefix, host, hosts)
             started = _start(Start(address, token, limit, path, os.getpid(), insecure))
-            entry = _Entry(started.address, started.folder, started.limit_bytes, started.error)
-            store.set(f"{prefix}/{host}", msgspec.msgpack.encode(entry))
+            store.set(f"{prefix}/{host}", msgspec.msgpack.encode(started))
         entries = [
-            msgspec.msgpack.decode(store.get(f"{prefix}/{number}"), type=_Entry)
+            msgspec.msgpack.decode(store.get(f"{prefix}/{number}"), type=Started)
             for number in range(hosts)
         ]
     except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
@@ -132,7 +124,7 @@ def join(
         ) from error
     for number, entry in enumerate(entries):
         if entry.error:
-            raise CacheError(f"the keeper of host {number} did not start: {entry.error}")
+            raise CacheError(f"the cache server of host {number} did not start: {entry.error}")
     members = tuple(
         Member(f"host-{number}", entry.address, max(1, entry.limit_bytes))
         for number, entry in enumerate(entries)
@@ -174,20 +166,53 @@ def _reachable_address(store: Any, prefix: str, host: int, hosts: int) -> str:
 
 
 def _start(start: Start) -> Started:
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", _KEEPER],
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        start_new_session=True,  # Ctrl-C reaches the parent only, which ends the keeper
+        start_new_session=True,  # Ctrl-C reaches the parent only, which ends the cache server
     )
-    _keepers.append(keeper)
-    assert keeper.stdin is not None
-    assert keeper.stdout is not None
-    keeper.stdin.write(msgspec.json.encode(start) + b"\n")
-    keeper.stdin.flush()
-    answer = keeper.stdout.readline()
-    keeper.stdout.close()
+    _servers.append(server)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(msgspec.json.encode(start) + b"\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    server.stdout.close()
     if not answer:
-        return Started(error=f"its process ended with exit code {keeper.wait()}")
+        return Started(error=f"its process ended with exit code {server.wait()}")
     return msgspec.json.decode(answer, type=Started)
+
+
+def main() -> None:
+    """Read the settings from standard input, and serve until standard input is closed.
+
+    This runs in the cache server's process.
+    """
+    from stoker.cluster.cache_server import CacheServer  # here: other ranks do not need it
+
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    try:
+        server = CacheServer(
+            join_address(start.host, 0),
+            start.token,
+            limit=start.limit,
+            folder=start.folder,
+            insecure=start.insecure,
+        )
+    except (OSError, ValueError, ImportError, StokerError) as error:
+        _say(Started(error=str(error)))
+        return
+    end_with(start.parent, by_main_thread=False, before_exit=server.close)
+    try:
+        _say(Started(server.address, server.folder, server.limit_bytes))
+        while os.read(0, 1):  # the parent sends nothing more: wait until it closes the pipe
+            pass
+    finally:
+        server.close()
+
+
+def _say(started: Started) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
+    sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The keeper's server: it serves one node's store to the processes of the other nodes.
+"""The cache server's server: it serves one node's store to the processes of the other nodes.
 
 Each connection has its own thread, which answers requests one after another. A client has one
 connection for lookups and one for storing items, so no lookup waits for a write. The server
@@ -19,13 +19,13 @@ import numpy as np
 
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
-from stoker.cache.counters import ITEMS, NEWEST_NS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.counters import NEWEST_NS
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.store import StoreLocked
 from stoker.cache.store_dir import boot_id
+from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.address import split_address
 from stoker.transport.link import Buffer, Link, LinkError
@@ -45,7 +45,7 @@ _BUSY_S = 0.002
 _NO_USER = (1, 1)
 
 
-class Keeper:
+class CacheServer:
     """Serves a store. It opens an existing store, or makes a new one.
 
     Args:
@@ -96,7 +96,7 @@ class Keeper:
     def _serve(self, link: Link) -> None:
         header, _ = link.receive(_refuse_body, wait_s=_HELLO_S)
         hello = protocol.decode_request(header)
-        if not isinstance(hello, protocol.KeeperHello):
+        if not isinstance(hello, protocol.CacheHello):
             raise LinkError(f"{link.peer} did not send its specification first")
         differences = self._check_spec(hello)
         if differences:
@@ -104,7 +104,7 @@ class Keeper:
             return
         link.send(
             protocol.encode(
-                protocol.KeeperWelcome(
+                protocol.CacheWelcome(
                     hello.id,
                     boot_id(),
                     self.folder,
@@ -122,12 +122,10 @@ class Keeper:
                     self._get(link, request)
                 case protocol.PutRequest():
                     self._put(link, request, body)
-                case protocol.StatRequest():
-                    self._stat(link, request)
                 case _:
                     raise LinkError(f"{link.peer} sent its specification twice")
 
-    def _check_spec(self, hello: protocol.KeeperHello) -> str:
+    def _check_spec(self, hello: protocol.CacheHello) -> str:
         """Adopt the first client's specification; return how another one differs, "" if not.
 
         A client with the same one may know of a newer member: the processes of this host look for
@@ -192,26 +190,11 @@ class Keeper:
             else:
                 return
 
-    def _stat(self, link: Link, request: protocol.StatRequest) -> None:
-        head = self._store.counters.head
-        link.send(
-            protocol.encode(
-                protocol.StatReply(
-                    request.id,
-                    int(head[ITEMS]),
-                    int(head[PAYLOAD_BYTES]),
-                    int(head[USED_BYTES]),
-                    self.limit_bytes,
-                    self._store.is_full,
-                )
-            )
-        )
-
 
 def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
-    """Open a keeper's store, or make it."""
+    """Open a cache server's store, or make it."""
     if folder is None:
-        name = "keeper-" + "".join(c if c.isalnum() else "-" for c in address)
+        name = "server-" + "".join(c if c.isalnum() else "-" for c in address)
         if address.endswith(":0"):
             name += f"-{os.getpid()}"
         path = os.path.join(location.make_memory_folder(), name)
@@ -222,7 +205,7 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
     join = functools.partial(
         store_dir.join,
         path,
-        describes=f"a keeper's part ({address})",
+        describes=f"a cache server's part ({address})",
         temporary=in_memory,
     )
 

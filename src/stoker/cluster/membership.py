@@ -8,18 +8,25 @@ A membership lists the members and the sizes of their stores. Whether they answe
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stoker.basics.warn import warn
 from stoker.cache.store_dir import boot_id
-from stoker.cluster.backoff import Backoff
+from stoker.cluster.cache_connection import CacheConnection, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.client import KeeperClient, SpecRefused
 from stoker.cluster.owners import Member
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.address import split_address
 from stoker.transport.link import LinkError
+
+# The first wait; it doubles each time. A node that was only busy is tried again within a batch or
+# two. Chosen, not measured.
+FIRST_S = 0.1
+# The longest wait, and so the longest time for which a node that is back goes unused. Each try
+# costs one connection. Chosen, not measured.
+LAST_S = 5.0
 
 
 class Members(NamedTuple):
@@ -62,20 +69,55 @@ def has_moved(boot: str, folder: str | None) -> bool:
     return boot != boot_id() or (folder is not None and not os.path.isdir(folder))
 
 
-class NamedHosts:
-    """Keepers at addresses that the user gave: ``cluster=["host:port", ...]``.
-
-    A keeper becomes a member when it first answers, and stays a member. Its name is its address as
-    the user wrote it, so the user must give all nodes the same addresses.
+class Backoff:
+    """Remembers whether a member answers, and when to try it again if it does not.
 
     Args:
-        addresses: the keepers' ``host:port``.
+        clock: returns the time, in seconds.
+
+    Attributes:
+        is_alive: whether the last try succeeded.
+        due_s: the time of the next try by the clock, if the last one failed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._delay_s = FIRST_S
+        self.is_alive = False
+        self.due_s = clock()
+
+    @property
+    def is_due(self) -> bool:
+        """True if the member does not answer and it is time to try again."""
+        return not self.is_alive and self._clock() >= self.due_s
+
+    def succeeded(self) -> None:
+        """Record that the member answered."""
+        self.is_alive = True
+        self._delay_s = FIRST_S
+
+    def failed(self) -> None:
+        """Record a failed try. The wait before the next try doubles, up to 5 s."""
+        self.is_alive = False
+        self.due_s = self._clock() + self._delay_s
+        self._delay_s = min(LAST_S, 2 * self._delay_s)
+
+
+class NamedHosts:
+    """Cache servers at addresses that the user gave: ``cluster=["host:port", ...]``.
+
+    A cache server becomes a member when it first answers, and stays a member. Its name is its
+    address as the user wrote it, so the user must give all nodes the same addresses.
+
+    Args:
+        addresses: the cache servers' ``host:port``.
         token: the cluster's secret.
         spec: the specification of this process's cache.
-        path: the folder of this host's store, if several keepers run on this host.
-        insecure: whether connections are not encrypted; the keepers must have been told the same.
+        path: the folder of this host's store, if several cache servers run on this host.
+        insecure: whether connections are not encrypted; the cache servers must have been told the
+            same.
 
-    Raises SpecRefused if a keeper holds another cache, CacheError if no keeper answers.
+    Raises SpecRefused if a cache server holds another cache, CacheError if no cache server answers.
     """
 
     def __init__(
@@ -104,16 +146,17 @@ class NamedHosts:
         self._use_local_store()
         if not members.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)} ({self._last_error}). Start one on "
-                "each of these hosts (stoker cache serve --listen HOST:PORT), with the same token"
+                f"no cache server answers at {', '.join(addresses)} ({self._last_error}). Start "
+                "one on each of these hosts (stoker cache serve --listen HOST:PORT), with the same "
+                "token"
             )
         if path is not None and self.local_member is None:
             local_folders = [folder for boot, folder in self._stores.values() if boot == boot_id()]
             warn(
-                f"no keeper on this host uses path={path!r}, so this host stores no examples and "
-                "gets all of them over the network. Give path= the folder that this host's keeper "
-                "printed: "
-                + (", ".join(local_folders) if local_folders else "no keeper runs on this host"),
+                f"no cache server on this host uses path={path!r}, so this host stores no examples "
+                "and gets all of them over the network. Give path= the folder that this host's "
+                "cache server printed: "
+                + (", ".join(local_folders) or "no cache server runs on this host"),
                 CacheWarning,
             )
 
@@ -123,7 +166,7 @@ class NamedHosts:
                 continue
             newest_ns = max((member.joined_ns for member in self._members.values()), default=0)
             try:
-                client = KeeperClient(
+                client = CacheConnection(
                     address, self.token, self._spec, newest_ns, insecure=self.insecure
                 )
             except SpecRefused:
@@ -151,7 +194,8 @@ class NamedHosts:
     def _use_local_store(self) -> None:
         """Find the member on this host.
 
-        Called once: a keeper that starts here later is used over the network, like the others.
+        Called once: a cache server that starts here later is used over the network, like the
+        others.
         """
         self._boot = boot_id()
         self.local_member = self.folder = None

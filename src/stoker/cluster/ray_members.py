@@ -1,13 +1,13 @@
 """Cluster membership in Ray: the nodes on which a job has opened the cache.
 
-A keeper is a Ray actor: one on each node, for all jobs on that node, now and later. The actor is
-detached, so it outlives the job that started it. It ends with its node, with the cluster, or by
+A cache server is a Ray actor: one on each node, for all jobs on that node, now and later. The actor
+is detached, so it outlives the job that started it. It ends with its node, with the cluster, or by
 ``stoker cache end``. If it is killed, Ray restarts it on the same node, in the same folder and at
 the same port if that is free. Its items remain if a job still uses the folder.
 
-The keepers' entries are in Ray's key-value store. An entry is wholly in its key, so one request
-lists all keepers; those on nodes that Ray considers dead are left out. `NodeClient` notices a
-keeper that does not answer long before Ray does.
+The cache servers' entries are in Ray's key-value store. An entry is wholly in its key, so one
+request lists all cache servers; those on nodes that Ray considers dead are left out. `NodeClient`
+notices a cache server that does not answer long before Ray does.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ from typing import Any
 from stoker.basics.process import OwningProcess
 from stoker.cache import location
 from stoker.cache.location import Limit
+from stoker.cluster.cache_server import CacheServer
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.server import Keeper
-from stoker.cluster.members.membership import Members
-from stoker.cluster.members.torchrun import Started
+from stoker.cluster.membership import Members
 from stoker.cluster.owners import Member
+from stoker.cluster.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.transport.address import join_address, split_address
-from stoker.transport.ray_session import RayStore, check_installed, end_with_raylet, require_ray
+from stoker.transport.ray_session import (
+    check_installed,
+    end_with_raylet,
+    find_or_start,
+    require_ray,
+)
+from stoker.transport.secret import new_token
 
 NAMESPACE = "stoker-caches"
 
 
 class Registry:
-    """The keepers of one cache.
+    """The cache servers of one cache, in Ray's key-value store.
+
+    The store lives exactly as long as the cluster, and needs no further process that could be lost.
 
     Args:
         cache: the cache's name: the digest of its specification.
@@ -44,28 +52,36 @@ class Registry:
     """
 
     def __init__(self, cache: str, ray: Any) -> None:
+        # Ray has no public interface to it. If a release changes it, only this class changes.
+        from ray.experimental import internal_kv
+
         self._cache = cache
-        self._store = RayStore(ray, NAMESPACE)
+        self._ray = ray
+        self._kv = internal_kv
 
     def token(self) -> bytes:
-        """Return the secret of the cluster's caches."""
-        return self._store.token()
+        """Return the secret of the cluster's caches; the first caller creates it."""
+        self._kv._internal_kv_put("token", new_token(), overwrite=False, namespace=NAMESPACE)
+        token: bytes = self._kv._internal_kv_get("token", namespace=NAMESPACE)
+        return token
 
     def enter(self, member: Member) -> None:
-        """Add a node's keeper; it replaces an earlier entry."""
+        """Add a node's cache server; it replaces an earlier entry."""
         self.leave(member.name)
         numbers = str(member.weight_bytes), str(member.joined_ns)
         key = "/".join((self._cache, member.name, *numbers, member.address))
-        self._store.put(key, b"1")
+        self._kv._internal_kv_put(key, b"1", namespace=NAMESPACE)
 
     def leave(self, node: str) -> None:
         """Remove a node's entry."""
-        self._store.remove_all(f"{self._cache}/{node}/")
+        prefix = f"{self._cache}/{node}/"
+        self._kv._internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
 
     def members(self) -> tuple[Member, ...]:
-        """Return the keepers on live nodes, sorted by node."""
-        alive = self._store.nodes()
-        entries = (key.split("/", 4) for key in self._store.keys(f"{self._cache}/"))
+        """Return the cache servers on live nodes, sorted by node."""
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        keys = self._kv._internal_kv_list(f"{self._cache}/", namespace=NAMESPACE)
+        entries = (key.decode().split("/", 4) for key in keys)
         found = [
             Member(node, address, int(weight_bytes), int(joined_ns))
             for _, node, weight_bytes, joined_ns, address in entries
@@ -74,19 +90,19 @@ class Registry:
         return tuple(sorted(found, key=lambda member: member.name))
 
 
-# How long a keeper may take to start: Ray may first start a process and install its environment.
-# Chosen, not measured.
+# How long a cache server may take to start: Ray may first start a process and install its
+# environment. Chosen, not measured.
 _START_S = 120.0
-# How long a keeper may take to end: it closes its store, for which its writer has 5 s, and Ray
-# answers slowly under load. Chosen, not measured.
+# How long a cache server may take to end: it closes its store, for which its writer has 5 s, and
+# Ray answers slowly under load. Chosen, not measured.
 _END_S = 30.0
 # The first try may find an actor that is just dying; the second then makes a new one. The third is
 # a margin.
 _ATTEMPTS = 3
 
 
-class KeeperActor:
-    """Runs a node's keeper as a Ray actor; Ray restarts it if it dies."""
+class CacheServerActor:
+    """Runs a node's cache server as a Ray actor; Ray restarts it if it dies."""
 
     def __init__(self, cache: str, limit: Limit, folder: str | None, insecure: bool) -> None:
         import ray
@@ -94,33 +110,33 @@ class KeeperActor:
         self._insecure = insecure
         self._registry = Registry(cache, ray)
         self._node: str = ray.get_runtime_context().get_node_id()
-        self._keeper: Keeper | None = None
+        self._server: CacheServer | None = None
         try:
             if folder is None:
-                name = f"keeper-{cache}-{self._node[:16]}"
+                name = f"server-{cache}-{self._node[:16]}"
                 folder = os.path.join(location.make_memory_folder(), name)
             members = {member.name: member for member in self._registry.members()}
             before = members.get(self._node)
-            self._keeper = keeper = self._serve(
+            self._server = server = self._serve(
                 ray.util.get_node_ip_address(), before, limit, folder
             )
         except (OSError, ValueError, ImportError, StokerError) as error:
             self._started = Started(error=str(error))
             return
-        atexit.register(keeper.close)
-        end_with_raylet(before_exit=keeper.close)
-        self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
+        atexit.register(server.close)
+        end_with_raylet(before_exit=server.close)
+        self._started = Started(server.address, server.folder, server.limit_bytes)
         newest_ns = max((member.joined_ns for member in members.values()), default=0)
         # Later than all others, whatever this host's clock says.
         joined_ns = before.joined_ns if before else max(time.time_ns(), newest_ns + 1)
-        weight_bytes = max(1, keeper.limit_bytes)
-        self._registry.enter(Member(self._node, keeper.address, weight_bytes, joined_ns))
+        weight_bytes = max(1, server.limit_bytes)
+        self._registry.enter(Member(self._node, server.address, weight_bytes, joined_ns))
 
-    def _serve(self, host: str, before: Member | None, limit: Limit, folder: str) -> Keeper:
-        """Serve at the port of the keeper that ran here before, if that is free."""
+    def _serve(self, host: str, before: Member | None, limit: Limit, folder: str) -> CacheServer:
+        """Serve at the port of the cache server that ran here before, if that is free."""
         token = self._registry.token()
         make = functools.partial(
-            Keeper, token=token, limit=limit, folder=folder, insecure=self._insecure
+            CacheServer, token=token, limit=limit, folder=folder, insecure=self._insecure
         )
         if before is not None:
             _, port = split_address(before.address)
@@ -129,45 +145,34 @@ class KeeperActor:
         return make(join_address(host, 0))
 
     def started(self) -> Started:
-        """Return the keeper's address and store, or its error."""
+        """Return the cache server's address and store, or its error."""
         return self._started
 
     def close(self) -> None:
         """Leave the registry and close the store, for good."""
         self._registry.leave(self._node)
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._server is not None:
+            self._server.close()
 
 
-def start_keeper(
+def start_server(
     ray: Any, cache: str, limit: Limit, folder: str | None, *, insecure: bool = False
 ) -> Started:
-    """Return the address and store of this node's keeper; start one if there is none.
+    """Return the address and store of this node's cache server; start one if there is none.
 
     Args:
         ray: the ``ray`` module, in a process that has joined the cluster.
         cache: the cache's name.
         limit, folder: the size and folder of a new store.
-        insecure: whether a new keeper leaves its connections unencrypted.
+        insecure: whether a new cache server leaves its connections unencrypted.
 
-    Raises CacheError if the keeper does not start.
+    Raises CacheError if the cache server does not start.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    node = ray.get_runtime_context().get_node_id()
-    make = ray.remote(KeeperActor).options(
-        name=f"{cache}-{node}",
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    )
+    name = f"{cache}-{ray.get_runtime_context().get_node_id()}"
     cause: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
-            actor = make.remote(cache, limit, folder, insecure)
+            actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
             started: Started = ray.get(actor.started.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:
             cause = error
@@ -176,13 +181,13 @@ def start_keeper(
             continue
         if started.error:
             ray.kill(actor)
-            raise CacheError(f"the keeper of this node did not start: {started.error}")
+            raise CacheError(f"the cache server of this node did not start: {started.error}")
         return started
-    raise CacheError(f"the keeper of this node does not answer: {cause}") from cause
+    raise CacheError(f"the cache server of this node does not answer: {cause}") from cause
 
 
 def end_all() -> int:
-    """End the keepers of all caches in this host's Ray cluster; return how many.
+    """End the cache servers of all caches in this host's Ray cluster; return how many.
 
     Raises CacheError if this host belongs to no cluster, ImportError if Ray is not installed.
     """
@@ -215,12 +220,12 @@ _LIST_EVERY_S = 2.0
 
 
 class RayHosts:
-    """The keepers of a cache in the Ray cluster that this process has joined.
+    """The cache servers of a cache in the Ray cluster that this process has joined.
 
     A process that has not joined the cluster, such as a worker process, keeps the members that it
     got at its start. A Ray actor has joined it, and uses the store of its own node.
 
-    Raises CacheError if this node's keeper does not start.
+    Raises CacheError if this node's cache server does not start.
     """
 
     def __init__(
@@ -247,8 +252,8 @@ class RayHosts:
             self._use_local_store(ray)
 
     def _use_local_store(self, ray: Any) -> None:
-        """Start this node's keeper if there is none, and use its store."""
-        started = start_keeper(ray, self._cache, self._limit, self._path, insecure=self.insecure)
+        """Start this node's cache server if there is none, and use its store."""
+        started = start_server(ray, self._cache, self._limit, self._path, insecure=self.insecure)
         self.local_member: str | None = ray.get_runtime_context().get_node_id()
         self.folder: str | None = started.folder
         self._owner = OwningProcess()
@@ -280,13 +285,13 @@ def check() -> None:
 
 
 def join(spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False) -> RayHosts:
-    """Start this node's keeper if there is none, and find the others.
+    """Start this node's cache server if there is none, and find the others.
 
-    With ``insecure``, connections are not encrypted, and neither are those of a keeper that this
-    call starts.
+    With ``insecure``, connections are not encrypted, and neither are those of a cache server that
+    this call starts.
 
-    Raises ClusterError if this process has joined no Ray cluster, CacheError if the keeper does not
-    start.
+    Raises ClusterError if this process has joined no Ray cluster, CacheError if the cache server
+    does not start.
     """
     ray, cache = require_ray(_FEATURE), spec.digest().hex()
     return RayHosts(ray, cache, limit, path, insecure=insecure)

@@ -1,4 +1,4 @@
-"""What a keeper does with whoever comes: other clusters, other data, damage, nonsense."""
+"""What a cache server does with whoever comes: other clusters, other data, damage, nonsense."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers, write_token
 
 import stoker
 from authority import certificates
+from stoker.cache.counters import ITEMS
 from stoker.cache.layout import checksum_of
-from stoker.cluster.backoff import Backoff
+from stoker.cluster import cache_protocol as protocol
+from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
+from stoker.cluster.cache_server import CacheServer
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper import protocol
-from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
-from stoker.cluster.keeper.server import Keeper
-from stoker.cluster.members.membership import Members, NamedHosts
+from stoker.cluster.membership import Backoff, Members, NamedHosts
 from stoker.cluster.owners import Member
 from stoker.cluster.remote_node import key_of
 from stoker.transport.codec.encoder import encode
@@ -37,12 +37,12 @@ DEFINITION = CacheSpec("Numbered", [], "1", 10, "", "")
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
+    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    with keepers(tmp_path, 1) as made:
+def server(tmp_path: Path) -> Iterator[CacheServer]:
+    with servers(tmp_path, 1) as made:
         yield made[0]
 
 
@@ -53,9 +53,9 @@ def record(number: int, size: int = 500) -> Record:
     return Record(key, data, checksum_of(key, data))
 
 
-def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
+def test_what_is_brought_is_there_for_others(server: CacheServer) -> None:
     records = [record(number, 100_000 if number % 3 else 10) for number in range(30)]
-    one, other = (KeeperClient(keeper.address, TOKEN, DEFINITION, 1) for _ in range(2))
+    one, other = (CacheConnection(server.address, TOKEN, DEFINITION, 1) for _ in range(2))
     keys = [each.key for each in records]
     assert one.get(keys) == [None] * 30
     stored = one.put(records)
@@ -65,46 +65,46 @@ def test_what_is_brought_is_there_for_others(keeper: Keeper) -> None:
     for each, expected in zip(found, records, strict=True):
         assert each is not None
         assert (each.key, bytes(each.data), each.checksum) == expected
-    assert other.stat().items == 30
+    assert server._store.counters.head[ITEMS] == 30
 
 
 def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    server: CacheServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cluster.keeper.server._REPLY_BYTES", 1000)
-    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+    monkeypatch.setattr("stoker.cluster.cache_server._REPLY_BYTES", 1000)
+    line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
     records = [record(number) for number in range(9)]
     line.put(records)
     found = line.get([each.key for each in records])
     assert [each and bytes(each.data) for each in found] == [each.data for each in records]
 
 
-def test_what_was_damaged_on_its_way_is_not_stored(keeper: Keeper) -> None:
+def test_what_was_damaged_on_its_way_is_not_stored(server: CacheServer) -> None:
     good, bad = record(1), record(2)._replace(checksum=5)
-    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+    line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
     assert line.put([good, bad]).refused == [1]
     assert line.get([bad.key]) == [None]
 
 
 def test_a_full_store_says_so(tmp_path: Path) -> None:
-    with keepers(tmp_path, 1, size="1MiB") as (keeper,):
-        line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+    with servers(tmp_path, 1, size="1MiB") as (server,):
+        line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
         replies = [line.put([record(number, 100_000)]) for number in range(12)]
         assert replies[-1].is_full
         assert replies[-1].refused == [0]
-        assert KeeperClient(keeper.address, TOKEN, DEFINITION, 1).welcome.is_full
+        assert CacheConnection(server.address, TOKEN, DEFINITION, 1).welcome.is_full
 
 
-def test_another_definition_is_refused_and_told_what_differs(keeper: Keeper) -> None:
-    KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+def test_another_definition_is_refused_and_told_what_differs(server: CacheServer) -> None:
+    CacheConnection(server.address, TOKEN, DEFINITION, 1)
     with pytest.raises(SpecRefused, match=r"number of examples \(11, not 10\)"):
-        KeeperClient(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, examples=11), 1)
+        CacheConnection(server.address, TOKEN, msgspec.structs.replace(DEFINITION, examples=11), 1)
     with pytest.raises(SpecRefused, match="the examples' names"):
-        KeeperClient(keeper.address, TOKEN, msgspec.structs.replace(DEFINITION, names="x"), 1)
-    KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+        CacheConnection(server.address, TOKEN, msgspec.structs.replace(DEFINITION, names="x"), 1)
+    CacheConnection(server.address, TOKEN, DEFINITION, 1)
 
 
-def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, keeper: Keeper) -> None:
+def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, server: CacheServer) -> None:
     for place in ("here", "there", "other"):
         for number in range(6):
             path = tmp_path / place / "class" / f"{number}.jpg"
@@ -113,7 +113,7 @@ def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, keeper: Keeper) 
     os.utime(tmp_path / "there" / "class" / "0.jpg", (1, 1))
     (tmp_path / "other" / "class" / "5.jpg").rename(tmp_path / "other" / "class" / "6.jpg")
     here, there, other = (
-        over(stoker.from_folder(tmp_path / place, seed=0), [keeper], None, version=None).batch(2)
+        over(stoker.from_folder(tmp_path / place, seed=0), [server], None, version=None).batch(2)
         for place in ("here", "there", "other")
     )
     for _ in here:
@@ -125,19 +125,19 @@ def test_folders_are_the_same_wherever_they_lie(tmp_path: Path, keeper: Keeper) 
         iter(other)
 
 
-def test_who_has_another_token_is_told_so(tmp_path: Path, keeper: Keeper, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_who_has_another_token_is_told_so(tmp_path: Path, server: CacheServer, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path, bytes([7] * 32))))
     with pytest.raises(stoker.CacheError, match="another token"):
-        iter(over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(2))
+        iter(over(stoker.from_dataset(Numbered(), seed=0), [server], None).batch(2))
 
 
-def test_encrypted_keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encrypted_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         certificates(tmp_path / name)
     source = stoker.from_dataset(Numbered(), seed=0)
     monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
-    with keepers(tmp_path, 2) as encrypting:
+    with servers(tmp_path, 2) as encrypting:
         for misses in (EXAMPLES, 0):
             train = over(source, encrypting, None).batch(7)
             for batch in train:
@@ -149,16 +149,16 @@ def test_encrypted_keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv("STOKER_TLS_FOLDER")
         with pytest.raises(stoker.CacheError, match="encrypts connections with"):
             iter(over(source, encrypting, None).batch(7))
-        with keepers(tmp_path / "theirs", 1) as plain:
+        with servers(tmp_path / "theirs", 1) as plain:
             monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
             with pytest.raises(stoker.CacheError, match="does not encrypt connections"):
                 iter(over(source, plain, None).batch(7))
 
 
-@pytest.mark.filterwarnings("default:no keeper")
-def test_a_path_where_no_keeper_keeps_is_told(keeper: Keeper) -> None:
-    train = over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(7)
-    with pytest.warns(stoker.CacheWarning, match=f"uses path='/nowhere'.*printed: {keeper.folder}"):
+@pytest.mark.filterwarnings("default:no cache server")
+def test_a_path_where_no_server_keeps_is_told(server: CacheServer) -> None:
+    train = over(stoker.from_dataset(Numbered(), seed=0), [server], None).batch(7)
+    with pytest.warns(stoker.CacheWarning, match=f"uses path='/nowhere'.*printed: {server.folder}"):
         assert len(list(train)) == 9
     cache = train.stats().cache
     assert cache is not None
@@ -170,9 +170,9 @@ def test_a_member_that_does_not_encrypt_is_left_out_with_a_warning(
 ) -> None:
     """Where a membership names it, as that of torchrun does, without having asked it."""
     certificates(tmp_path)
-    with keepers(tmp_path / "plain", 1) as plain:
+    with servers(tmp_path / "plain", 1) as plain:
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path))
-        with keepers(tmp_path / "encrypting", 1) as encrypting:
+        with servers(tmp_path / "encrypting", 1) as encrypting:
             hosts = [*encrypting, *plain]
             names = tuple(Member(k.address, k.address, k.limit_bytes) for k in hosts)
             monkeypatch.setattr(NamedHosts, "members", lambda self, **_: Members(2, names))
@@ -186,23 +186,25 @@ def test_a_member_that_does_not_encrypt_is_left_out_with_a_warning(
             assert (cache.members, cache.members_alive) == (2, 1)
 
 
-def test_a_trusted_network_is_one_for_keepers_and_jobs(tmp_path: Path) -> None:
+def test_a_trusted_network_is_one_for_servers_and_jobs(tmp_path: Path) -> None:
     source = stoker.from_dataset(Numbered(), seed=0)
-    keeper = Keeper("127.0.0.1:0", TOKEN, limit=8 << 20, folder=str(tmp_path / "k"), insecure=True)
-    with contextlib.closing(keeper):
-        train = over(source, [keeper], None, insecure=True).batch(7)
+    server = CacheServer(
+        "127.0.0.1:0", TOKEN, limit=8 << 20, folder=str(tmp_path / "k"), insecure=True
+    )
+    with contextlib.closing(server):
+        train = over(source, [server], None, insecure=True).batch(7)
         for _ in range(2):
             for batch in train:
                 assert (batch["x"] == batch["id"][:, None]).all()
         assert train.stats().cache.peer_hits == EXAMPLES  # type: ignore[union-attr]
         with pytest.raises(stoker.CacheError, match=r"does not encrypt .*insecure=True here"):
-            iter(over(source, [keeper], None).batch(7))
+            iter(over(source, [server], None).batch(7))
 
 
 def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with keepers(tmp_path / "a", 2) as one, keepers(tmp_path / "b", 2) as other:
+    with servers(tmp_path / "a", 2) as one, servers(tmp_path / "b", 2) as other:
         for made in (one, other):
             train = over(stoker.from_dataset(Numbered(), seed=0).shuffle(), made).batch(7)
             for _ in train:
@@ -211,7 +213,7 @@ def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_flipped_byte_is_a_miss(tmp_path: Path) -> None:
-    with keepers(tmp_path, 1) as made:
+    with servers(tmp_path, 1) as made:
         source = stoker.from_dataset(Numbered(floats=10_000), seed=0)
         for _ in over(source, made, None).batch(7):
             pass
@@ -229,10 +231,10 @@ def test_a_flipped_byte_is_a_miss(tmp_path: Path) -> None:
         assert (cache.damaged, cache.misses, cache.peer_hits) == (1, 1, EXAMPLES - 1)
 
 
-def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
+def test_mutated_frames_harm_nobody(server: CacheServer) -> None:
     """Whoever has the token may send what it wants: its connection ends, others go on."""
     drawn = random.Random(0)
-    honest = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+    honest = CacheConnection(server.address, TOKEN, DEFINITION, 1)
     records = [record(number) for number in range(5)]
     honest.put(records)
     body = b"".join(bytes(each.data) for each in records)
@@ -241,14 +243,13 @@ def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
     requests = [
         (protocol.GetRequest(1, b"".join(each.key for each in records)), b""),
         (protocol.PutRequest(2, other_keys, sizes, checksums), body),
-        (protocol.StatRequest(3), b""),
-        (protocol.KeeperHello(4, DEFINITION, 1), b""),
+        (protocol.CacheHello(4, DEFINITION, 1), b""),
     ]
-    hello = protocol.encode(protocol.KeeperHello(0, DEFINITION, 1))
+    hello = protocol.encode(protocol.CacheHello(0, DEFINITION, 1))
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:
-            link = Link.connect(keeper.address, Secret(TOKEN), protocol.PURPOSE, timeout_s=60)
+            link = Link.connect(server.address, Secret(TOKEN), protocol.PURPOSE, timeout_s=60)
             link.send(hello)
             link.receive(wait_s=60)
         request, content = requests[number % len(requests)]
@@ -274,11 +275,11 @@ def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
     assert [each and bytes(each.data) for each in found] == [each.data for each in records]
 
 
-def test_nothing_that_is_wrong_enters_by_mutated_frames(keeper: Keeper) -> None:
-    line = KeeperClient(keeper.address, TOKEN, DEFINITION, 1)
+def test_nothing_that_is_wrong_enters_by_mutated_frames(server: CacheServer) -> None:
+    line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
     with pytest.raises(LinkError):
         line.put([record(1)._replace(key=b"too short")])
-    assert KeeperClient(keeper.address, TOKEN, DEFINITION, 1).stat().items == 0
+    assert server._store.counters.head[ITEMS] == 0
 
 
 def test_tries_come_later_each_time_and_at_once_again_after_an_answer() -> None:

@@ -1,4 +1,4 @@
-"""The protocol between clients and a keeper: message types, checked as they are decoded.
+"""The protocol between clients and a cache server: message types, checked as they are decoded.
 
 A message is the header of a frame. Items travel in the frame's body in the store's format, one
 after another; nothing is unpickled. Each request gets one reply, with the request's number.
@@ -19,19 +19,19 @@ PURPOSE = "cache"
 MAX_KEYS = 1 << 14
 """The most keys in one request: 256 KiB. A window of lookups has hundreds."""
 MAX_PUT_BYTES = 256 << 20
-"""The most bytes in one put, unless a single item is larger. It bounds the memory that a keeper
-needs for each connection. Chosen, not measured."""
+"""The most bytes in one put, unless a single item is larger. It bounds the memory that a cache
+server needs for each connection. Chosen, not measured."""
 
 Size = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
-"""The size of an item in bytes; -1: the keeper lacks it."""
+"""The size of an item in bytes; -1: the cache server lacks it."""
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class KeeperHello(msgspec.Struct, tag="hello", frozen=True):
+class CacheHello(msgspec.Struct, tag="hello", frozen=True):
     """The first request: the client's specification, and the newest member that it knows.
 
-    The keeper passes the news on to the processes of its host.
+    The cache server passes the news on to the processes of its host.
     """
 
     id: Count
@@ -40,22 +40,22 @@ class KeeperHello(msgspec.Struct, tag="hello", frozen=True):
     """When the newest member that the client knows joined (``Member.joined_ns``)."""
 
 
-class KeeperWelcome(msgspec.Struct, tag="met", frozen=True):
-    """The reply if the keeper holds the same cache."""
+class CacheWelcome(msgspec.Struct, tag="met", frozen=True):
+    """The reply if the cache server holds the same cache."""
 
     id: Count
     boot: str
-    """The boot id of the keeper's machine."""
+    """The boot id of the cache server's machine."""
     folder: str
     """The folder of its store."""
     limit_bytes: Count
     is_full: bool
     started_ns: Count
-    """When the keeper started, in ns since 1970."""
+    """When the cache server started, in ns since 1970."""
 
 
 class SpecDiffers(msgspec.Struct, tag="differs", frozen=True):
-    """The reply if the keeper holds another cache."""
+    """The reply if the cache server holds another cache."""
 
     id: Count
     differences: str
@@ -98,25 +98,8 @@ class PutReply(msgspec.Struct, tag="stored", frozen=True):
     """True if the store is full."""
 
 
-class StatRequest(msgspec.Struct, tag="stat", frozen=True):
-    """Requests the state of the store."""
-
-    id: Count
-
-
-class StatReply(msgspec.Struct, tag="status", frozen=True):
-    """The state of the store."""
-
-    id: Count
-    items: Count
-    payload_bytes: Count
-    used_bytes: Count
-    limit_bytes: Count
-    is_full: bool
-
-
-Request = KeeperHello | GetRequest | PutRequest | StatRequest
-Reply = KeeperWelcome | SpecDiffers | GetReply | PutReply | StatReply
+Request = CacheHello | GetRequest | PutRequest
+Reply = CacheWelcome | SpecDiffers | GetReply | PutReply
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -130,7 +113,7 @@ def decode_request(header: bytes) -> Request:
     try:
         return _requests.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"a request to a keeper is invalid: {error}") from error
+        raise LinkError(f"a request to a cache server is invalid: {error}") from error
 
 
 def decode_reply(header: bytes) -> Reply:
@@ -138,7 +121,7 @@ def decode_reply(header: bytes) -> Reply:
     try:
         return _replies.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"a keeper's reply is invalid: {error}") from error
+        raise LinkError(f"a cache server's reply is invalid: {error}") from error
 
 
 def split_keys(keys: bytes) -> list[bytes]:

@@ -1,28 +1,29 @@
-"""A client's connection to a keeper: it sends a request, then waits for the reply."""
+"""A client's connection to a cache server: it sends a request, then waits for the reply."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, TokenError
 from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
 from stoker.transport.secret import Secret
 
 DEADLINE_S = 0.5
-"""How long a keeper may be silent before it counts as dead. Workers wait meanwhile, and then read
+"""How long a cache server may be silent before it counts as dead. Workers wait meanwhile, and then
+read
 from storage. Chosen, not measured."""
 PUT_DEADLINE_S = 5.0
-"""How long a keeper may take to store items. No worker waits for that, so it is ten times as long.
-Chosen, not measured."""
+"""How long a cache server may take to store items. No worker waits for that, so it is ten times as
+long. Chosen, not measured."""
 
 T = TypeVar("T")
 
 
 class SpecRefused(CacheError):
-    """The keeper's cache has another specification than this process's."""
+    """The cache server's cache has another specification than this process's."""
 
 
 class Record(NamedTuple):
@@ -34,20 +35,21 @@ class Record(NamedTuple):
     """The checksum of the key and ``data``; every reader verifies it."""
 
 
-class KeeperClient:
-    """A connection to a keeper; one thread uses it at a time.
+class CacheConnection:
+    """A connection to a cache server; one thread uses it at a time.
 
     Args:
-        address: the keeper's ``host:port``.
+        address: the cache server's ``host:port``.
         token: the cluster's secret.
         spec: the specification of this process's cache.
         newest_ns: when the newest member that this process knows joined.
-        insecure: whether the connection is not encrypted; the keeper must have been told the same.
+        insecure: whether the connection is not encrypted; the cache server must have been told the
+            same.
 
     Attributes:
-        welcome: the keeper's reply to the greeting.
+        welcome: the cache server's reply to the greeting.
 
-    Raises LinkError if no keeper answers in time, SpecRefused if its cache has another
+    Raises LinkError if no cache server answers in time, SpecRefused if its cache has another
     specification, ImportError if cryptography is missing. After any error the connection cannot be
     used.
     """
@@ -68,22 +70,22 @@ class KeeperClient:
             self._link = Link.connect(address, secret, protocol.PURPOSE, timeout_s=DEADLINE_S)
         except TokenError as error:
             raise LinkRefused(str(error)) from error
-        hello = protocol.KeeperHello(0, spec, newest_ns)
+        hello = protocol.CacheHello(0, spec, newest_ns)
         reply, _ = self._request(
-            hello, (), DEADLINE_S, (protocol.KeeperWelcome, protocol.SpecDiffers)
+            hello, (), DEADLINE_S, (protocol.CacheWelcome, protocol.SpecDiffers)
         )
         if isinstance(reply, protocol.SpecDiffers):
             self.close()
             raise SpecRefused(
-                f"the keeper at {address} holds another cache: it differs in "
+                f"the cache server at {address} holds another cache: it differs in "
                 f"{reply.differences}. Give all nodes the same data and the same version=. To use "
-                "the keeper for another cache, restart it"
+                "the cache server for another cache, restart it"
             )
-        assert isinstance(reply, protocol.KeeperWelcome)
+        assert isinstance(reply, protocol.CacheWelcome)
         self.welcome = reply
 
     def get(self, keys: Sequence[bytes]) -> list[Record | None]:
-        """Return items, None for each one that the keeper lacks. Raises LinkError."""
+        """Return items, None for each one that the cache server lacks. Raises LinkError."""
         found: list[Record | None] = []
         while len(found) < len(keys):
             chunk = keys[len(found) : len(found) + protocol.MAX_KEYS]
@@ -114,14 +116,6 @@ class KeeperClient:
         assert isinstance(reply, protocol.PutReply)
         if any(index >= len(records) for index in reply.refused):
             raise self._fail("it refuses items that it was not sent")
-        return reply
-
-    def stat(self) -> protocol.StatReply:
-        """Return the state of the keeper's store. Raises LinkError."""
-        reply, _ = self._request(
-            protocol.StatRequest(self._number()), (), DEADLINE_S, (protocol.StatReply,)
-        )
-        assert isinstance(reply, protocol.StatReply)
         return reply
 
     def close(self) -> None:
@@ -155,4 +149,4 @@ class KeeperClient:
         A late reply on it would be taken for the reply to the next request.
         """
         self.close()
-        return LinkError(f"the keeper at {self._address}: {reason}")
+        return LinkError(f"the cache server at {self._address}: {reason}")

@@ -1,1 +1,0 @@
-"""Cluster membership: keepers at addresses from the user, under torchrun, or in Ray."""

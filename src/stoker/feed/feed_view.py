@@ -1,0 +1,137 @@
+"""``stoker feed``: serves in the foreground, and prints a table of the feed's jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.basics.resources import format_bytes
+from stoker.errors import FeedError
+from stoker.feed.autostart import FeedSettings
+from stoker.feed.feeder.distributor import ClientSession
+from stoker.feed.local_socket import check_name, listen
+from stoker.feed.remote import FeedUrl
+from stoker.feed.server import SWITCH_S, FeedServer, open_server
+
+# How often the table is printed, unless nothing has changed. Chosen, not measured.
+_PRINT_S = 10.0
+# With labels of this length, a row of the table fits into 80 columns.
+_LABEL_CHARACTERS = 36
+
+
+def serve(settings: FeedSettings) -> None:
+    """Serve a pipeline until this process is interrupted, and print its jobs.
+
+    Raises FeedError if the feed's name or address is taken, or if the target cannot be served;
+    TokenError; ValueError for an invalid name or address, or for too little memory;
+    KeyboardInterrupt at the end.
+    """
+    check_name(settings.name)
+    listener = listen(settings.name)
+    if listener is None:
+        raise FeedError(
+            f"there is already a feed {settings.name!r}: stop it, or choose another name"
+        )
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.setswitchinterval(SWITCH_S)
+    console = Console()
+    with contextlib.closing(open_server(listener, settings)) as feeder:
+        console.print(_headline(feeder), highlight=False, markup=False)
+        view = FeedView(feeder)
+
+        def tick() -> None:
+            if view.refresh():  # an idle feeder prints nothing
+                console.print(view.table(), highlight=False)
+
+        feeder.serve(tick, _PRINT_S)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _headline(feeder: FeedServer) -> str:
+    """Return the first lines: what the feed serves, its memory, and how a job reads it."""
+    about = feeder.about
+    outputs = "batches" if about.batched else "examples"
+    length = "" if about.length is None else f", {about.length:,} an epoch"
+    remote_hint = ""
+    if feeder.address:
+        url = FeedUrl(feeder.address, feeder.name)
+        remote_hint = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
+    return (
+        f"feed {feeder.name!r}: {outputs} of {feeder.target}{length}, seed {feeder.seed}\n"
+        f"staging area: {feeder.staging.describe()}, not in /dev/shm\n"
+        f"in a job: for batch in stoker.from_feed({feeder.name!r}): ...{remote_hint}"
+    )
+
+
+class FeedView:
+    """The table of a feeder's jobs, and their rates between two calls of ``refresh``."""
+
+    def __init__(self, feeder: FeedServer) -> None:
+        self._feeder = feeder
+        self._at_s = time.monotonic()
+        # By job; under None for the feeder's own output.
+        self._rows: dict[ClientSession | None, int] = {None: 0}
+        self._rates: dict[ClientSession | None, float] = {None: 0.0}
+
+    def refresh(self) -> bool:
+        """Measure the rates since the last call; True if the table has changed."""
+        now_s = time.monotonic()
+        rows: dict[ClientSession | None, int] = {None: self._feeder.rows_made}
+        rows |= {job: job.rows for job in self._feeder.sessions if job.is_welcome}
+        elapsed_s = max(1e-9, now_s - self._at_s)
+        self._rates = {job: (n - self._rows.get(job, 0)) / elapsed_s for job, n in rows.items()}
+        has_changed = rows != self._rows
+        self._rows, self._at_s = rows, now_s
+        return has_changed
+
+    def table(self) -> Table:
+        feeder = self._feeder
+        items_held = sum(len(log.items) for log in feeder.branches.logs)
+        title = (
+            f"feed {feeder.name}: {self._rates[None]:,.0f} examples/s prepared once, "
+            f"{items_held} of {feeder.staging.describe()} in use, "
+            f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
+        )
+        if len(feeder.branches) > 1:
+            title += f"; {len(feeder.branches) - 1} more branches, for jobs that catch up"
+        # No box lines: labels need the room in 80 columns.
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("pid", no_wrap=True)
+        table.add_column("job")  # the only column that may be narrowed
+        for column in ("epoch", "next", "behind", "holds", "examples/s", "waits", "holds up"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for job in feeder.sessions:
+            if job.is_welcome:
+                label = Text(job.label[:_LABEL_CHARACTERS], no_wrap=True, overflow="ellipsis")
+                table.add_row(str(job.pid), label, *self._row(job))
+        return table
+
+    def _row(self, job: ClientSession) -> list[Any]:
+        alive_s = max(1e-9, time.monotonic() - job.since_s)
+        position, behind = ("", ""), ""
+        if job.reader is not None and job.branch is not None:
+            epoch, number = job.reader.position
+            position = f"{epoch:,}", f"{number:,}" if job.reader.has_requested else "between"
+            begins = [item.begin for item in job.branch.log.items]
+            behind = str(sum(begin >= job.reader.position for begin in begins))
+        elif job.is_waiting:
+            position = "", "joins next"
+        return [
+            *position,
+            behind,
+            str(len(job.leases)),
+            f"{self._rates.get(job, 0.0):,.0f}",
+            f"{min(1.0, job.wait_ns / 1e9 / alive_s):.0%}",
+            f"{job.blocked_others_s / alive_s:.0%}",
+        ]

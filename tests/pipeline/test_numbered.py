@@ -125,7 +125,7 @@ def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:
 def test_whatever_a_source_may_answer_is_passed_on() -> None:
     """A new method of sources has a default, which would be wrong here."""
     from stoker.sources.numbered import NumberedSource
-    from stoker.sources.origin import IndexedSource, Origin, SourceOver
+    from stoker.sources.origin import IndexedSource, SourceBase, SourceOver
     from stoker.sources.source import Source
 
     # What is the same for any indexed source, or changes with the numbers in it.
@@ -133,7 +133,7 @@ def test_whatever_a_source_may_answer_is_passed_on() -> None:
             "warn_unsharded", "yields_batches", "is_indexed", "is_counted"}  # fmt: skip
     names = {
         name
-        for kind in (IndexedSource, Source, Origin)
+        for kind in (IndexedSource, Source, SourceBase)
         for name in vars(kind)
         if not name.startswith("_") and name not in same
     }

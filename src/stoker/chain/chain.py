@@ -21,7 +21,7 @@ from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.sources.numbered import NumberedSource
-from stoker.sources.origin import IndexedSource, Origin
+from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
 from stoker.stages.functions.operation import Operation
@@ -58,7 +58,7 @@ class Chain:
             chain never has one; the chain of a run may (``on_leg``).
     """
 
-    source: Origin
+    source: SourceBase
     seed: int
     is_seed_drawn: bool
     budget: Budget = RAISE
@@ -72,7 +72,7 @@ class Chain:
     leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
-    def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
+    def begin(cls, source: SourceBase, seed: Any, on_error: OnError = "raise") -> Chain:
         """Return a chain without stages. Raises TypeError or ValueError for a wrong argument."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
@@ -204,7 +204,7 @@ class Chain:
             raise ValueError(f".numbered(): examples have a field {field!r}: give another name")
         return self._over(NumberedSource(source, field))
 
-    def _over(self, source: Origin) -> Chain:
+    def _over(self, source: SourceBase) -> Chain:
         """Return this over another source, to which its stages are bound anew."""
         chain = replace(self, source=source, stages=())
         for stage in self.stages:

@@ -18,7 +18,7 @@ from stoker.engine.stream_stage import StreamContext
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, Origin
+from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.batching.batch import Batch
 from stoker.stages.cache import CacheStage
 from stoker.stages.filter import Filter
@@ -51,7 +51,7 @@ class Sift:
         return FilterRecord.from_json(saved, bounds)
 
 
-def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
+def lower(source: SourceBase, stages: Sequence[ChainStage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
     lowering, selection = Lowering(source, budget), Selection()
     for stage in stages:
@@ -63,7 +63,7 @@ def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
 class Lowering:
     """Collects the parts of a plan over a source from the calls of its stages."""
 
-    def __init__(self, source: Origin, budget: Budget) -> None:
+    def __init__(self, source: SourceBase, budget: Budget) -> None:
         self._budget = budget
         self._source = source
         self._parts: list[Part] = []

@@ -23,7 +23,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.leg import Leg
-from stoker.sources.origin import Origin
+from stoker.sources.origin import SourceBase
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import ChainStage, EnginePlan, PoolSize
 
@@ -96,7 +96,7 @@ class StreamContext:
         return self.setup.plan.selection.leg
 
 
-class HeadSource(Origin):
+class HeadSource(SourceBase):
     """A source that is iterated: of examples, or of ready batches."""
 
     @abstractmethod

@@ -9,14 +9,14 @@ from stoker.distributed.unsharded import warn_unsharded_feed
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
-from stoker.sources.origin import Origin
+from stoker.sources.origin import SourceBase
 from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     client = FeedClient(address)
-    source: Origin = FeedBatches(client) if client.welcome.batched else FeedExamples(client)
+    source: SourceBase = FeedBatches(client) if client.welcome.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed))
 
 

@@ -1,4 +1,4 @@
-"""``Origin``: the beginning of a chain, as stages, chain and engine see it.
+"""``SourceBase``: the beginning of a chain, as stages, chain and engine see it.
 
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
 resuming are integers alone; a stream (``steps.iterable``) can only be read from its beginning; a
@@ -55,7 +55,7 @@ class ChainOfSource(Protocol):
     def may_leave_out(self) -> bool: ...
 
 
-class Origin(ABC):
+class SourceBase(ABC):
     """The beginning of a chain.
 
     Attributes:
@@ -87,7 +87,7 @@ class Origin(ABC):
         Raises TypeError if only the end of the epoch tells.
         """
 
-    def with_current_length(self) -> Origin:
+    def with_current_length(self) -> SourceBase:
         """Return this source with its current length: itself, if unchanged.
 
         Raises ValueError if its length must not change.
@@ -176,7 +176,7 @@ class Origin(ABC):
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 
-class IndexedSource(Source[Any], Origin):
+class IndexedSource(Source[Any], SourceBase):
     """A ``Source`` as the engine reads it: any example by its number.
 
     stoker's own sources inherit from it. They are safe to use from any thread, except for the
@@ -376,7 +376,7 @@ def keys_of(source: IndexedSource, given: Any, caller: str) -> NDArray[np.int64]
     return found
 
 
-def check_fields(source: Origin, on: str | int | None) -> None:
+def check_fields(source: SourceBase, on: str | int | None) -> None:
     """Refuse a field that the source's examples do not have.
 
     Raises LookupError, which names the existing fields.

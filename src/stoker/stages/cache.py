@@ -16,7 +16,7 @@ from stoker.basics.resources import format_bytes, format_seconds
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning, CombinationError
 from stoker.frameworks.rank import hosts_of_job
-from stoker.sources.origin import IndexedSource, Origin
+from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class CacheStage(ChainStage):
         if self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
-    def check_length(self, was: Origin, now: Origin) -> None:
+    def check_length(self, was: SourceBase, now: SourceBase) -> None:
         """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
         if not self.cache.is_shared_by_nodes and now.count() > was.count():
             return

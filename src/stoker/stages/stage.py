@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import ChainOfSource, Origin, UserObject
+from stoker.sources.origin import ChainOfSource, SourceBase, UserObject
 from stoker.stages.skip import Budget
 
 
@@ -83,7 +83,7 @@ class ChainView(ChainOfSource, Protocol):
     """A stage's view of the chain before it, or of the whole chain that it stands in."""
 
     @property
-    def source(self) -> Origin: ...
+    def source(self) -> SourceBase: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -188,7 +188,7 @@ class ChainStage(ABC):
         """
         return self
 
-    def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
+    def check_length(self, was: SourceBase, now: SourceBase) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
 
     @property

@@ -18,7 +18,7 @@ from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, Origin
+from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
 
@@ -53,8 +53,8 @@ class Plan:
         return replace(self, selection=replace(self.selection, leg=leg), _planned={})
 
     @property
-    def source(self) -> Origin:
-        source: Origin = self.iterated if self.indexed is None else self.indexed
+    def source(self) -> SourceBase:
+        source: SourceBase = self.iterated if self.indexed is None else self.indexed
         return source
 
     def order(self, seed: int, epoch: int) -> RankOrder:

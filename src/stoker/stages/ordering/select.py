@@ -17,7 +17,7 @@ from stoker.schedule import rng
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, Origin
+from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
@@ -65,7 +65,7 @@ class Select(ChainStage):
             raise ValueError(f".select() leaves none of {length:,} examples")
         return replace(self.of_chosen(chosen, length), part_of=self.part_of)
 
-    def check_length(self, was: Origin, now: Origin) -> None:
+    def check_length(self, was: SourceBase, now: SourceBase) -> None:
         raise ValueError(
             f"{was.name} had {self.length:,} examples when some of them were selected, and has "
             f"{now.count():,} now: build the pipeline anew"

@@ -10,7 +10,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.errors import CombinationError
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import Origin
+from stoker.sources.origin import SourceBase
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
 from stoker.stages.ordering.shuffle import Shuffle
@@ -84,7 +84,7 @@ class WeightedShuffle(ChainStage):
         except (TypeError, ValueError) as error:
             raise type(error)(f".shuffle(): {error}") from None
 
-    def check_length(self, was: Origin, now: Origin) -> None:
+    def check_length(self, was: SourceBase, now: SourceBase) -> None:
         if not callable(self.given):
             raise ValueError(
                 f"{was.name} had {self.length:,} examples when weights were given, and has "

@@ -33,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _in_ci = bool(os.environ.get("CI"))
-for _profile, _max_examples in (("short", 8), ("full", 500)):
+for _profile, _max_examples in (("short", 5), ("full", 500)):
     # Everything that Hypothesis would choose otherwise under CI is said here.
     settings.register_profile(
         _profile,

@@ -25,7 +25,6 @@ COMMANDS = [
     ["feed"],
     ["cache"],
     ["cache", "list"],
-    ["cache", "info"],
     ["cache", "remove"],
 ]
 

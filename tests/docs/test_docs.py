@@ -52,6 +52,7 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "images.md",
     "index.md",
     "loaders.md",
+    "measuring.md",
     "one-page.md",
     "ranks.md",
     "recipes.md",

@@ -47,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
 SAVE_EVERY, STOP_AFTER = 4, 10
 """Steps: it is stopped in the middle of an epoch, two steps behind a checkpoint."""
 
-DEARER = {"huggingface_images", "video"}
+DEARER = {"huggingface_images", "huggingface_text", "sound", "video"}
 
 every_recipe = pytest.mark.parametrize("name", SMALL)
 

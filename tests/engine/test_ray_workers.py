@@ -144,7 +144,8 @@ def alone(chain: Callable[[], Any], epochs: int = 1) -> list[Any]:
     return [seen(pipeline) for _ in range(epochs)]
 
 
-@pytest.mark.parametrize("name", shortened(CHAINS, 1))
+@pytest.mark.full
+@pytest.mark.parametrize("name", CHAINS)
 def test_the_stream_is_that_of_this_process_and_resumes(cluster: Any, name: str) -> None:
     whole = alone(CHAINS[name], 2)
     pipeline = CHAINS[name]().workers(2, kind="ray")

@@ -13,6 +13,7 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.full
 def test_what_the_examples_share_can_be_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     task = importlib.import_module("task")

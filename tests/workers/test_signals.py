@@ -241,7 +241,7 @@ def shared_block(_: Path) -> Any:
 
 @pytest.mark.interrupts
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("in_cycle", [False, True])
+@pytest.mark.parametrize("in_cycle", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("make", [batch, iterator, step_epoch, cache, open_file, shared_block])
 def test_a_ctrl_c_that_comes_while_an_object_is_freed_is_raised(
     tmp_path: Path, make: Callable[[Path], Any], in_cycle: bool

@@ -12,6 +12,7 @@ import pytest
 from thread_programs import PROGRAMS, N, Program
 
 import stoker
+from strategies import one_in
 
 # The programs leave their files open, as users do.
 pytestmark = [
@@ -43,7 +44,7 @@ def test_every_example_is_right(program: Program, tmp_path: Path) -> None:
     alone(check, program, tmp_path)
 
 
-@pytest.mark.parametrize("program", CASES)
+@pytest.mark.parametrize("program", one_in(2, CASES))
 def test_every_example_is_right_where_processes_take_over(program: Program, tmp_path: Path) -> None:
     assert (alone(check, program, tmp_path, spin).stats().workers == 0) == (program.name in SHARED)
 

@@ -12,7 +12,6 @@ import pytest
 from thread_programs import PROGRAMS, N, Program
 
 import stoker
-from strategies import one_in
 
 # The programs leave their files open, as users do.
 pytestmark = [
@@ -21,11 +20,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is open, which all forked processes would share"),
     pytest.mark.timeout(120),  # a program that shares what it must not may wait for ever
 ]
-SHORT = 3  # of so many programs the short profile tries one
-CASES = [
-    pytest.param(each, id=each.name, marks=[pytest.mark.full] if at % SHORT else [])
-    for at, each in enumerate(PROGRAMS)
-]
+
+
+def one_in(short: int) -> list[Any]:
+    """Return the programs; the short profile tries one of so many."""
+    return [
+        pytest.param(each, id=each.name, marks=[pytest.mark.full] if at % short else [])
+        for at, each in enumerate(PROGRAMS)
+    ]
+
+
 COSTLY_S = 0.0012
 SHARED = {"OwnLoop", "Piped", "Sockets"}
 """Those that hold a running program or sockets: forks would take each other's answers."""
@@ -39,12 +43,12 @@ def spin(example: Any) -> Any:
     return example
 
 
-@pytest.mark.parametrize("program", CASES)
+@pytest.mark.parametrize("program", one_in(3))
 def test_every_example_is_right(program: Program, tmp_path: Path) -> None:
     alone(check, program, tmp_path)
 
 
-@pytest.mark.parametrize("program", one_in(2, CASES))
+@pytest.mark.parametrize("program", one_in(6))
 def test_every_example_is_right_where_processes_take_over(program: Program, tmp_path: Path) -> None:
     assert (alone(check, program, tmp_path, spin).stats().workers == 0) == (program.name in SHARED)
 

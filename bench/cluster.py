@@ -19,10 +19,10 @@ Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18, control groups v1; Pyth
 Results (five rounds)::
 
     [results/cluster.json]
-    110 KB items       items/s         of a whole copy
-    --------------------------------------------------
-    a whole copy here   54,083              1 (1 .. 1)
-    three cache servers       23,105  0.373 (0.278 .. 0.497)
+    110 KB items         items/s         of a whole copy
+    ----------------------------------------------------
+    a whole copy here     54,083              1 (1 .. 1)
+    three cache servers   23,105  0.373 (0.278 .. 0.497)
 
                                  of the files read  epoch, s          times as fast
     -------------------------------------------------------------------------------

@@ -41,12 +41,14 @@ class BatchQueue(Generic[Item]):
         size_of: returns an item's bytes.
 
     Attributes:
-        changed: the condition that guards the queue; notified by each change.
+        lock: guards the queue.
+        changed: the condition over the lock; notified by each change.
         is_closed: whether nothing is taken any more.
     """
 
     def __init__(self, size_of: Callable[[Item], int]) -> None:
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.is_closed = False
         self._size_of = size_of
         self._items: deque[Item] = deque()
@@ -56,7 +58,7 @@ class BatchQueue(Generic[Item]):
     def put(self, item: Item) -> bool:
         """Queue an item; False if the queue is full."""
         size = self._size_of(item)
-        with self.changed:
+        with self.lock:
             if self.is_closed or self._bytes + size > max(QUEUE_BYTES, size):
                 return False
             self._items.append(item)
@@ -67,7 +69,7 @@ class BatchQueue(Generic[Item]):
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all items are done with; False after the timeout."""
-        with self.changed:
+        with self.lock:
             self._is_flushing = True
             self.changed.notify_all()
             is_done = self.changed.wait_for(lambda: not self._bytes or self.is_closed, timeout_s)
@@ -77,7 +79,7 @@ class BatchQueue(Generic[Item]):
     def take_all(self, handle: Callable[[list[Item]], None]) -> None:
         """Have ``handle`` take items, batch by batch, until the queue is closed."""
         while True:
-            with self.changed:
+            with self.lock:
                 self.changed.wait_for(lambda: self._items or self.is_closed)
                 self.changed.wait_for(self._has_enough, _BATCH_DELAY_S)
                 if self.is_closed:
@@ -89,7 +91,7 @@ class BatchQueue(Generic[Item]):
             try:
                 handle(batch)
             finally:
-                with self.changed:
+                with self.lock:
                     # A `put` that Ctrl-C interrupted may have added its bytes but not its item. An
                     # empty queue has 0 bytes, whatever the sum says.
                     self._bytes = self._bytes - size if self._items else 0
@@ -97,7 +99,7 @@ class BatchQueue(Generic[Item]):
 
     def close(self) -> None:
         """Drop the items that still wait, and take no more."""
-        with self.changed:
+        with self.lock:
             self.is_closed = True
             self._items.clear()
             self.changed.notify_all()
@@ -127,7 +129,7 @@ class Writer:
 
     def offer(self, item: StoredItem) -> bool:
         """Queue an item; False if the queue is full."""
-        with self._queue.changed:
+        with self._queue.lock:
             if not self._queue.put(item):
                 return False
             if self._thread is None:
@@ -147,25 +149,25 @@ class Writer:
     def close(self, timeout_s: float) -> None:
         """Write the queued items, for at most ``timeout_s``, and end the thread."""
         self.flush(timeout_s)
-        thread, changed = self._thread, self._queue.changed
+        thread = self._thread
         self._queue.close()
-        with changed:
-            changed.wait_for(lambda: self._thread is None)
+        with self._queue.lock:
+            self._queue.changed.wait_for(lambda: self._thread is None)
         if thread is not None:
             thread.join(_END_S)
 
     def before_fork(self) -> None:
         """Pause the thread, so that no lock is held and no write is under way at the fork."""
-        self._queue.changed.acquire()
+        self._queue.lock.acquire()
 
     def after_fork(self) -> None:
-        self._queue.changed.release()
+        self._queue.lock.release()
 
     def _run(self) -> None:
         try:
             self._queue.take_all(self._write)
         finally:
-            with self._queue.changed:
+            with self._queue.lock:
                 self._thread = None
                 self._queue.changed.notify_all()
 

@@ -130,13 +130,15 @@ def attach(module: ModuleType, folder: str) -> None:
 
 
 def attach_pipelines(module: ModuleType, folder: str) -> None:
-    """Put hooks on the classes of ``stoker.pipeline``, if the plan asks for that.
+    """Put hooks on pipelines (``module`` has just been imported) and on their iterators, if the
+    plan asks for that.
 
     Pipelines are counted and timed; the phases of an analysis need a loader.
     """
     if not (read_json(os.path.join(folder, "plan.json")) or {}).get("pipelines"):
         return
-    pipeline, iterators = module.Pipeline, module.PipelineIterator
+    pipeline = module.Pipeline
+    iterators = sys.modules["stoker.chain.iterator"].PipelineIterator  # what the module imports
     start, advance = pipeline.__iter__, iterators.__next__
 
     @functools.wraps(start)

@@ -65,7 +65,7 @@ class LoaderState:
         self.built = built
         self.loader = weakref.ref(loader)
         self.describes = _describe_loader(loader)
-        self.batch_size = loader.batch_size
+        self.batch_size = _read_batch_size(loader)
         # Of Accelerate's loaders and the Trainer's, which have batch samplers of their own.
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         self.sampled = size if isinstance(size, int) else None
@@ -223,6 +223,18 @@ class ProbedProcess:
         cuda = self.torch.cuda
         if cuda.is_initialized():
             cuda.synchronize()
+
+
+def _read_batch_size(loader: Any) -> int | None:
+    """Return the number of examples in a batch; None where batches differ, or there are none."""
+    chain = getattr(loader, "chain", None)
+    if chain is None:
+        size = loader.batch_size
+    elif chain.source.yields_batches:
+        size = chain.source.attribute("batch_size")
+    else:
+        size = chain.batch_size if chain.is_batched and not chain.plans_batches else None
+    return size if isinstance(size, int) else None
 
 
 def _describe_loader(loader: Any) -> str:

@@ -177,6 +177,7 @@ def test_code_that_holds_the_gil_is_told_of() -> None:
     assert alone.stats().thread_trial is None
 
 
+@pytest.mark.alone
 def test_code_that_leaves_the_gil_free_is_told_of() -> None:
     def waits(value: Any) -> Any:
         time.sleep(0.002)
@@ -463,6 +464,7 @@ def sleeps(value: Any) -> Any:
     return value
 
 
+@pytest.mark.alone  # it looks at time
 @pytest.mark.parametrize(("workers", "kind"), [(4, "thread"), (2, "process")])
 def test_workers_that_sleep_are_told_of(workers: int, kind: str) -> None:
     """Whatever else runs: of a sample's time most is what the program says it sleeps."""

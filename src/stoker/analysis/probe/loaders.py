@@ -231,7 +231,7 @@ def _read_batch_size(loader: Any) -> int | None:
     if chain is None:
         size = loader.batch_size
     elif chain.source.yields_batches:
-        size = chain.source.attribute("batch_size")
+        size = getattr(getattr(chain.source, "loader", None), "batch_size", None)
     else:
         size = chain.batch_size if chain.is_batched and not chain.plans_batches else None
     return size if isinstance(size, int) else None

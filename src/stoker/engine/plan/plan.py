@@ -15,8 +15,8 @@ from stoker.engine.plan.segment import Segment
 from stoker.schedule.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
+from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.cache import CacheStage
@@ -128,7 +128,7 @@ class Plan:
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         paces: tuple[Pace, ...] = ()
-        if self.indexed is not None and any(stage.clock for stage in self.maps):
+        if self.indexed is not None and any(stage.progress for stage in self.maps):
             paces = self.indexed.paces(self.selection, epoch)
         return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches, paces)
 

@@ -16,7 +16,7 @@ class OwnPoint:
         stage: a ``StreamStage`` (``engine/stream_stage.py``), or a ``Sift`` of filters and skips
             (``engine/lowering.py``).
         holds_batches: whether its items are batches.
-        on_device: whether it comes after ``.to(device)``.
+        on_device: whether it comes after ``.to_torch(device)``.
         group: the number of items in a batch; 1 if items are batches.
         leaks: whether stages behind it may drop items.
         at: its position among the parts.

@@ -49,7 +49,7 @@ class Operation(ChainStage):
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
-        clock: whether its function is told where in training an example stands.
+        progress: whether its function is told where in training an example stands.
     """
 
     fn: Callable[..., Any]
@@ -60,7 +60,7 @@ class Operation(ChainStage):
 
     makes_values = True
     repeats_only = False
-    clock = False
+    progress = False
 
     @property
     @abstractmethod
@@ -138,7 +138,7 @@ def check_budget(
     on_error: OnError | None,
     *,
     is_random: bool = False,
-    clock: bool = False,
+    progress: bool = False,
 ) -> Budget | None:
     """Check the arguments of an operation; return its own budget, None for the pipeline's.
 
@@ -147,8 +147,8 @@ def check_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
-    if clock or method == "filter" or not takes_seed(fn):
-        _check_signature(method, fn, is_random, clock)
+    if progress or method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random, progress)
     fields = on if isinstance(on, (list, tuple)) else [] if on is None else [on]
     if on == [] or on == () or len(set(map(str, fields))) < len(fields):
         raise ValueError(f"on= takes a field, or different fields in a list, not {on!r}")
@@ -162,13 +162,13 @@ def names_of(on: Any) -> Any:
     return tuple(on) if isinstance(on, list) else on
 
 
-def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, clock: bool) -> None:
-    unfit = unfit_signature(fn, 1 + is_random + clock)
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, progress: bool) -> None:
+    unfit = unfit_signature(fn, 1 + is_random + progress)
     if unfit is None:
         return
-    if clock:
-        takes = "x, rng, clock" if is_random else "x, clock"
-        raise TypeError(f".{method}(clock=True) calls fn({takes}), which {unfit} does not take")
+    if progress:
+        takes = "x, rng, progress" if is_random else "x, progress"
+        raise TypeError(f".{method}(progress=True) calls fn({takes}), which {unfit} does not take")
     if is_random:
         raise TypeError(
             f".random_map() calls fn(x, rng), which {unfit} does not take: give it a second "

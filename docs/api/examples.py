@@ -187,8 +187,12 @@ zeros, first = data.select(y == 0), data.select(range(10))
 # %% stoker.Pipeline.split
 train, valid = data.split(0.9, seed=1, stratify=y)
 
+# %% stoker.Pipeline.folds
+for train, valid in data.folds(5, stratify=y):
+    assert (len(train), len(valid)) == (800, 200)
+
 # %% stoker.Pipeline.take
-few = data.take(100)
+few, some = data.take(100), data.take(100, seed=0)
 
 # %% stoker.Pipeline.skip
 rest = data.skip(100)

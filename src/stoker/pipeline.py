@@ -30,7 +30,7 @@ from stoker.stages.composite import Stage
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
-from stoker.stages.ordering.select import Select, parts_of
+from stoker.stages.ordering.select import Select, folds_of, parts_of, sample_of
 from stoker.stages.ordering.shuffle import Shuffle
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import Sample
@@ -207,7 +207,7 @@ class Pipeline(EpochApi[T]):
     ) -> tuple[Pipeline[T], ...]:
         """Split the examples at random into parts: disjoint, and all of them; nothing is read.
 
-        ``train, test = p.split(0.9)``; ``p.split(0.2, 0.2, 0.2, 0.2, 0.2)`` gives five folds.
+        ``train, test = p.split(0.9)``. For cross-validation: ``folds``.
 
         Args:
             fractions: one for each part; a single one is that of the first of two parts.
@@ -221,17 +221,38 @@ class Pipeline(EpochApi[T]):
         """
         return tuple(map(self._then, parts_of(self.chain, fractions, seed, stratify, groups)))
 
-    def take(self, n: int) -> Pipeline[T]:
-        """Keep the first ``n`` examples of every epoch; the others are not read.
+    def folds(
+        self, k: int, *, seed: int = 0, stratify: Any = None, groups: Any = None
+    ) -> list[tuple[Pipeline[T], Pipeline[T]]]:
+        """Return ``k`` pairs (train, validation) for cross-validation; nothing is read.
 
-        Before ``shuffle`` they are the same in every epoch (to try things out, or to overfit);
-        after it, they differ in each epoch. After ``shard`` each rank has ``n``. Examples that a
-        skip budget leaves out later count.
+        Each example is in one validation part, and in the training parts of all other pairs.
+
+        Args:
+            k: how many folds, at least 2.
+            seed, stratify, groups: as in ``split``.
+
+        Raises as ``split`` does.
+        """
+        folds = folds_of(self.chain, k, seed, stratify, groups)
+        return [(self._then(train), self._then(valid)) for train, valid in folds]
+
+    def take(self, n: int, *, seed: Int = None) -> Pipeline[T]:
+        """Keep the first ``n`` examples of every epoch, or ``n`` that a seed draws.
+
+        The others are not read. Before ``shuffle`` they are the same in every epoch (to try things
+        out, or to overfit); after it, they differ in each epoch. After ``shard`` each rank has
+        ``n``. Examples that a skip budget leaves out later count.
+
+        Args:
+            n: how many.
+            seed: draw them from all examples, always the same for a seed. The first ones of a
+                folder are often all of one class.
 
         Raises ValueError after ``filter``, ``echo`` or ``batch`` and on a loader: ``.steps(n)``
-        ends an epoch after ``n`` batches.
+        ends an epoch after ``n`` batches. With a seed as ``select``.
         """
-        return self._then(Take.of(n))
+        return self._then(Take.of(n) if seed is None else sample_of(self.chain, n, seed))
 
     def skip(self, n: int) -> Pipeline[T]:
         """Drop the first ``n`` examples of every epoch: the opposite of ``take(n)``.

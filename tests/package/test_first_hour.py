@@ -193,6 +193,10 @@ MAPS: Mistakes = [
 ]
 
 BATCHES: Mistakes = [
+    (
+        lambda: p().batch(2).steps(3).steps(4),
+        ".steps(4) cannot follow steps(3): an epoch ends once",
+    ),
     (lambda: iter(p().late(2)), "put .batch(n) behind it"),
     (lambda: p().batch(0), "a batch has at least one example, not 0"),
     (lambda: p().batch("8"), "a batch size is a whole number, not '8'"),

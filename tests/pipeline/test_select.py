@@ -223,6 +223,33 @@ def test_parts_are_disjoint_and_hold_all(
                 assert np.floor(wanted - 1e-6) <= have <= np.ceil(wanted + 1e-6)
 
 
+@few(20)
+@given(length=st.integers(40, 200), k=st.integers(2, 5), seed=st.integers(0, 2**40))
+def test_each_example_is_validated_in_one_fold(length: int, k: int, seed: int) -> None:
+    labels = np.arange(length) % 3
+    data = stoker.from_arrays(np.arange(length)).select(np.arange(length) > 4)
+    folds = data.folds(k, seed=seed, stratify=labels)
+    valid = [[int(x) for x in part] for _, part in folds]
+    assert sorted(itertools.chain(*valid)) == list(range(5, length))
+    for (train, _), held_out in zip(folds, valid, strict=True):
+        assert [int(x) for x in train] == sorted({*range(5, length)} - {*held_out})
+        counts = np.bincount(labels[held_out], minlength=3)
+        assert np.ptp(counts - np.bincount(labels[5:], minlength=3) / k) < 2
+    with pytest.raises(ValueError, match="from 2"):
+        data.folds(1)
+
+
+def test_a_seed_takes_examples_of_all_classes() -> None:
+    data = stoker.from_arrays(np.arange(90) // 30, seed=5)
+    first, drawn = data.take(12), data.take(12, seed=1)
+    assert {int(x) for x in first} == {0}
+    assert {int(x) for x in drawn} == {0, 1, 2}
+    assert [int(x) for x in drawn] == [int(x) for x in data.take(12, seed=1)]
+    assert len(data.take(500, seed=1)) == 90
+    with pytest.raises(ValueError, match="from 1"):
+        data.take(0, seed=1)
+
+
 def test_a_split_depends_on_its_own_seed_alone() -> None:
     def of(pipeline_seed: int, seed: int) -> list[int]:
         data = stoker.from_arrays(np.arange(100), seed=pipeline_seed)

@@ -217,6 +217,10 @@ class Chain:
             raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
         if steps < 1:
             raise ValueError(f"an epoch has at least one step, not {steps}")
+        if self.steps is not None:
+            raise CombinationError(
+                f".steps({steps}) cannot follow steps({self.steps}): an epoch ends once"
+            )
         return replace(self, steps=int(steps))
 
     def repeat(self) -> Chain:

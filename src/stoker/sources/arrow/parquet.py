@@ -199,11 +199,6 @@ class ParquetSource(InFiles):
         """Return rows; ``read`` returns the table of a row group that is not held."""
         return self._group_rows(read).examples(indices)
 
-    @property
-    def row_groups(self) -> int:
-        """The number of all row groups, which are numbered through all files."""
-        return len(self._groups)
-
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return this source with other columns. Raises ValueError if one is missing."""
         twin = copy.copy(self)
@@ -217,16 +212,25 @@ class ParquetSource(InFiles):
         """Yield the tables of row groups, read from the files again."""
         return map(self._read, groups)
 
-    def statistics(self, group: int) -> dict[str, Any]:
-        """Return the statistics of a row group's columns, as far as the file has them."""
-        number, within = self._groups[group]
-        about = self._metadata_of(self._files[number].path).row_group(within)
-        found: dict[str, Any] = {}
-        for column in map(about.column, range(about.num_columns)):
-            name = column.path_in_schema  # of two columns, if one is "a.b" and another a struct "a"
-            is_known = column.is_stats_set and name not in found
-            found[name] = column.statistics if is_known else None
-        return found
+    def groups_that_may_match(self, condition: Any) -> list[int]:
+        """Return the row groups that may have rows with a condition; None: all of them.
+
+        Arrow's expression is held against the statistics in the files.
+        """
+        if condition is None:
+            return list(range(len(self._groups)))
+        import pyarrow as pa
+        from pyarrow import dataset
+
+        kept: set[tuple[int, int]] = set()
+        for number, (path, _) in enumerate(self._files):
+            footer = pa.BufferOutputStream()
+            self._metadata_of(path).write_metadata_file(footer)
+            reader = pa.BufferReader(footer.getvalue())
+            fragment = dataset.ParquetFileFormat().make_fragment(reader)
+            some = fragment.subset(condition, schema=self._schema).row_groups
+            kept.update((number, group.id) for group in some)
+        return [number for number, group in enumerate(self._groups) if group in kept]
 
     def _metadata_of(self, path: str) -> Any:
         found = self._opened.metadata(path)
@@ -446,7 +450,7 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
 
     def of_columns(self, names: Sequence[str]) -> Self:
         twin = super().of_columns(names)
-        twin._spans = [twin._span(group) for group in range(twin.row_groups)]
+        twin._spans = [twin._span(group) for group in range(len(twin._groups))]
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import of_dataset
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
-from stoker.sources.patterns import Paths, has_urls
+from stoker.sources.patterns import Paths
 from stoker.stages.functions.operation import OfPart, Operation
 from stoker.stages.skip import RAISE, OnError, budget_of
 from stoker.steps.echo import Factor
@@ -319,15 +319,11 @@ def from_folder(
     for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
     failure of a server.
     """
-    from stoker.sources.folder import ClassFolders, FolderSource, RemoteFolderSource
+    from stoker.sources.folder import ClassFolders, FolderSource
 
     asked = ClassFolders.of(extensions, classes)
     remote = _options(requests, retry_s, storage_options)
-    is_remote = "://" in os.fspath(path)
-    source = (
-        RemoteFolderSource(str(path), remote, asked) if is_remote else FolderSource(path, asked)
-    )
-    return _begin(source, seed, on_error)
+    return _begin(FolderSource(path, remote, asked), seed, on_error)
 
 
 def from_files(
@@ -391,13 +387,9 @@ def from_parquet(
     Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
-    from stoker.sources.arrow.parquet import ParquetSource, RemoteParquetSource
+    from stoker.sources.arrow.parquet import ParquetSource
 
-    remote = _options(requests, retry_s, storage_options)
-    is_remote = has_urls(paths, "from_parquet")
-    source = (
-        RemoteParquetSource(paths, remote, columns) if is_remote else ParquetSource(paths, columns)
-    )
+    source = ParquetSource(paths, _options(requests, retry_s, storage_options), columns)
     train = _begin(source, seed, on_error)
     if filters is None:
         return train
@@ -512,14 +504,10 @@ def from_tar(
     archive, is truncated, lacks the fields, or is compressed as a whole (``.tar.gz``); RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.shard_source import RemoteShardSource, ShardSource
+    from stoker.sources.shards.shard_source import ShardSource
 
-    is_strict = on_error == "raise"
     remote = _options(requests, retry_s, storage_options)
-    if has_urls(shards, "from_tar"):
-        source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
-    else:
-        source = ShardSource(shards, fields, is_strict=is_strict)
+    source = ShardSource(shards, remote, fields, is_strict=on_error == "raise")
     return _begin(source, seed, on_error)
 
 
@@ -589,14 +577,10 @@ def from_tokens(
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.tokens import RemoteTokenSource, TokenSource
+    from stoker.sources.tokens import TokenSource
 
     remote = _options(requests, retry_s, storage_options)
-    if has_urls(files, "from_tokens"):
-        source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
-    else:
-        source = TokenSource(files, length, stride, dtype, separator)
-    return _begin(source, seed)
+    return _begin(TokenSource(files, remote, length, stride, dtype, separator), seed)
 
 
 def mix(

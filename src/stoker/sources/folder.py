@@ -106,24 +106,48 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
-class FolderSource(IndexedSource):
-    """Files in one sub-folder a class, listed once, in sorted order.
+class FolderSource(ReadsRanges[Any], IndexedSource):
+    """Files in one sub-folder a class, listed once, in sorted order; at a URL read ahead.
 
-    Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not
-    regular files (nor links to them), folders that cannot be listed, and sub-folders without a file
-    are left out with a warning. A broken link is an example that fails.
+    Hidden files, and files with other suffixes, are left out. Local paths with such a suffix that
+    are not regular files (nor links to them), folders that cannot be listed, and sub-folders
+    without a file are left out with a warning. A broken link is an example that fails.
+
+    Args:
+        path: the folder, or its URL.
+        options: how a URL is listed and read.
+        class_folders: the suffixes of examples, and the numbers of the classes.
+
+    Attributes:
+        access: how to open the file system of a URL; None for a local folder.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such folder.
+        FileNotFoundError, NotADirectoryError: there is no such folder, or nothing at the URL.
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
-        class.
+            class; or it is a URL of HTTP.
+        RemoteError: the server failed for longer than ``retry_s``, or for good.
+        ImportError: a package is missing.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], class_folders: ClassFolders | None = None
+        self,
+        path: str | os.PathLike[str],
+        options: RemoteOptions | None = None,
+        class_folders: ClassFolders | None = None,
     ) -> None:
-        self.folder = os.fspath(folder)
-        self._class_folders = class_folders = class_folders or ClassFolders.of()
+        self.folder = os.fspath(path)
+        self._class_folders = class_folders or ClassFolders.of()
+        self.access: Access | None = None
+        self._listed: Listed | None = None
+        if "://" in self.folder:
+            self.access = Access(self.folder, options or RemoteOptions())
+            counts = self._list_at_url(self.access)
+        else:
+            counts = self._list_local()
+        self._labels, self._numbering = list(counts), Numbering(list(counts.values()))
+
+    def _list_local(self) -> dict[int, int]:
+        """Find the files, by their paths below the folder; return how many each label has."""
         if not os.path.exists(self.folder):
             raise FileNotFoundError(f"there is no folder {self.folder}; this is {os.getcwd()}")
         if not os.path.isdir(self.folder):
@@ -140,15 +164,41 @@ class FolderSource(IndexedSource):
             )
         left_out: list[str] = []
         above = self._above = os.path.join(absolute(self.folder), "")
-        files = {
-            name: sorted(files_below(above + name, class_folders.suffixes, left_out))
-            for name in found
-        }
+        suffixes = self._class_folders.suffixes
+        files = {name: sorted(files_below(above + name, suffixes, left_out)) for name in found}
         warn_left_out(self.name, left_out)
-        self.classes, labels = class_folders.number(files, self.folder)
-        self._files = [
-            (file[len(above) :], label) for name, label in labels.items() for file in files[name]
-        ]
+        self.classes, numbers = self._class_folders.number(files, self.folder)
+        self._paths = [file[len(above) :] for name in numbers for file in files[name]]
+        return {number: len(files[name]) for name, number in numbers.items()}
+
+    def _list_at_url(self, access: Access) -> dict[int, int]:
+        """List the files; return how many each label has."""
+        url, asked = self.folder, self._class_folders
+        if is_web(url):
+            raise ValueError(
+                f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
+                "as a list or by braces such as {000..099}, and take the labels from the paths"
+            )
+        listed = access.find()
+        if not listed.names:
+            raise FileNotFoundError(f"there are no files below {url}")
+        files: dict[str, list[int]] = {}
+        for at, name in enumerate(listed.names):
+            folder, slash, _ = name.partition("/")
+            if slash and not folder.startswith("."):
+                found = files.setdefault(folder, [])
+                if not HIDDEN.search(name) and name.lower().endswith(asked.suffixes):
+                    found.append(at)
+        if not files:
+            raise ValueError(
+                f"{url} has no sub-folders; from_folder expects one a class, such as "
+                "train/cat/0001.jpg"
+            )
+        for found in files.values():
+            found.sort(key=listed.names.__getitem__)
+        self.classes, numbers = asked.number(dict(sorted(files.items())), url)
+        self._listed = Listed.of(url, listed, [at for name in numbers for at in files[name]])
+        return {number: len(files[name]) for name, number in numbers.items()}
 
     @property
     def name(self) -> str:
@@ -159,121 +209,16 @@ class FolderSource(IndexedSource):
         return self._class_folders.kind._fields
 
     def __len__(self) -> int:
-        return len(self._files)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        files = [self._files[index] for index in indices]
-        kind = self._class_folders.kind
-        found = read_files([self._above + file for file, _ in files])
-        return [kind(data, label) for data, (_, label) in zip(found, files, strict=True)]
-
-    def identity(self) -> str | None:
-        """Return the folder's real path: its files are identified by path, size, times, inode."""
-        return self._class_folders.identity_of(os.path.realpath(self._above))
-
-    def name_of(self, index: int) -> str:
-        return self._files[index][0]
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's current fingerprint, and its label."""
-        file, label = self._files[index]
-        return of_file(file, os.stat(self._above + file), label)
-
-    def path(self, index: int) -> str | None:
-        return self._above + self._files[index][0]
-
-    def local_path(self, index: int) -> str | None:
-        return self.path(index)
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        return self.classes
-
-
-class RemoteFolderSource(ReadsRanges[Any], IndexedSource):
-    """Files in one sub-folder per class, at a URL; in the order that a local folder has.
-
-    Args:
-        url: the folder.
-        options: how its files are listed and read.
-        class_folders: the suffixes of examples, and the numbers of the classes.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
-            class; or it is a URL of HTTP.
-        RemoteError: the server failed for longer than ``retry_s``, or for good.
-        ImportError: a package is missing.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        options: RemoteOptions,
-        class_folders: ClassFolders | None = None,
-    ) -> None:
-        if is_web(url):
-            raise ValueError(
-                f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
-                "as a list or by braces such as {000..099}, and take the labels from the paths"
-            )
-        self.access = Access(url, options)
-        self._class_folders = class_folders = class_folders or ClassFolders.of()
-        listed = self.access.find()
-        if not listed.names:
-            raise FileNotFoundError(f"there are no files below {url}")
-        files: dict[str, list[int]] = {}
-        for at, name in enumerate(listed.names):
-            folder, slash, _ = name.partition("/")
-            if slash and not folder.startswith("."):
-                found = files.setdefault(folder, [])
-                if not HIDDEN.search(name) and name.lower().endswith(class_folders.suffixes):
-                    found.append(at)
-        if not files:
-            raise ValueError(
-                f"{url} has no sub-folders; from_folder expects one a class, such as "
-                "train/cat/0001.jpg"
-            )
-        for found in files.values():
-            found.sort(key=listed.names.__getitem__)
-        self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
-        self._labels = list(labels.values())
-        self._numbering = Numbering([len(files[folder]) for folder in labels])
-        chosen = [at for folder in labels for at in files[folder]]
-        self._listed = Listed.of(url, listed, chosen)
-
-    @property
-    def name(self) -> str:
-        return f"from_folder({self.access.url!r})"
-
-    @property
-    def fields(self) -> Sequence[str | int]:
-        return self._class_folders.kind._fields
-
-    def __len__(self) -> int:
         return self._numbering.total
 
-    def path(self, index: int) -> str | None:
-        return self.locate(index).url
-
-    def name_of(self, index: int) -> str:
-        return self.locate(index).url
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        return self.classes
-
-    def identity(self) -> str | None:
-        """Return the folder's URL, if its server sent a version of every file."""
-        has_versions = self._listed.versions.all()
-        return self._class_folders.identity_of(self.access.url) if has_versions else None
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's URL, size and version, as they were listed, and its label."""
-        file = self.locate(index)
-        return Fingerprint(file.url, file.size, file.version, self._label(index))
+    def fetch(self, indices: Indices) -> list[Any]:
+        if self.access is not None:
+            return super().fetch(indices)
+        found = read_files([self._above + self._paths[index] for index in indices])
+        return [self.example(int(at), data) for at, data in zip(indices, found, strict=True)]
 
     def locate(self, index: int) -> RemoteFile:
+        assert self._listed is not None
         return self._listed.locate(index)
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
@@ -281,3 +226,34 @@ class RemoteFolderSource(ReadsRanges[Any], IndexedSource):
 
     def _label(self, index: int) -> int:
         return self._labels[self._numbering.find(index)[0]]
+
+    def identity(self) -> str | None:
+        """Return the folder's real path: its files are identified by path, size, times, inode.
+
+        Of a URL, if its server sent a version of every file.
+        """
+        if self._listed is None:
+            return self._class_folders.identity_of(os.path.realpath(self._above))
+        has_versions = self._listed.versions.all()
+        return self._class_folders.identity_of(self.folder) if has_versions else None
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the file's current fingerprint, at a URL the listed one, and its label."""
+        if self._listed is None:
+            file = self._paths[index]
+            return of_file(file, os.stat(self._above + file), self._label(index))
+        listed = self._listed.locate(index)
+        return Fingerprint(listed.url, listed.size, listed.version, self._label(index))
+
+    def name_of(self, index: int) -> str:
+        return self._paths[index] if self._listed is None else self.locate(index).url
+
+    def path(self, index: int) -> str | None:
+        return self.local_path(index) or self.locate(index).url
+
+    def local_path(self, index: int) -> str | None:
+        return None if self._listed is not None else self._above + self._paths[index]
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.classes

@@ -87,7 +87,7 @@ inputs, targets = next(iter(train))  # int64 [16, 256] each
 
 # %% stoker.mix
 odd, even = data.select(y % 2 == 1).shuffle(), data.select(y % 2 == 0).shuffle()
-train = stoker.mix({odd: 0.7, even: 0.3}, seed=0).batch(32)
+train = stoker.mix([odd, even], weights=[0.7, 0.3], seed=0).batch(32)
 
 # %% stoker.echo
 train = stoker.echo(loader, 2, transform=jitter, on=0)
@@ -186,7 +186,7 @@ few = data.take(100)
 rest = data.skip(100)
 
 # %% stoker.Pipeline.numbered
-inputs, labels, numbers = next(iter(data.numbered("id").shuffle().batch(32)))
+inputs, labels, numbers = next(iter(data.with_index("id").shuffle().batch(32)))
 
 # %% stoker.Pipeline.filter
 bright = data.filter(lambda x: x.mean() > 0.5, on=0)
@@ -209,7 +209,7 @@ train = stoker.from_dataset(texts, seed=0).shuffle()
 train = train.batch(tokens=512, size=[len(text) for text in texts], collate=stoker.collate.pad(0))
 
 # %% stoker.Pipeline.measure
-lengths = stoker.from_dataset(texts).measure(len)
+lengths = stoker.from_dataset(texts).sizes(len)
 
 # %% stoker.Pipeline.echo
 train = images.echo("auto", max_factor=3).random_map(stoker.images.random_crop(32), on="image")
@@ -238,7 +238,7 @@ for batch in train:
 again = data.shuffle().batch(32).echo().replay(train.record())
 
 # %% stoker.Pipeline.key
-assert stoker.from_folder("train").key(20) == "dog/0.jpg"
+assert stoker.from_folder("train").name_of(20) == "dog/0.jpg"
 
 # %% stoker.Pipeline.example
 assert data.example(5)[1] == y[5]

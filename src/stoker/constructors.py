@@ -1,29 +1,21 @@
-"""The beginnings of pipelines: a function for each kind of data, and mixtures of pipelines."""
+"""The beginnings of pipelines: a function for each kind of data."""
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.schedule.epoch_time import EpochTime
-from stoker.schedule.orders.drawing import by_user
-from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import of_dataset
-from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths
-from stoker.stages.functions.operation import OfPart, Operation
-from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.stages.skip import OnError
 from stoker.steps.echo import Factor
 from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
@@ -583,86 +575,6 @@ def from_tokens(
     return _begin(TokenSource(files, remote, length, stride, dtype, separator), seed)
 
 
-def mix(
-    parts: Mapping[Pipeline[T], float | Callable[[EpochTime], float]],
-    *,
-    stop: str = "first",
-    seed: int | None = None,
-    on_error: OnError = "raise",
-) -> Pipeline[T]:
-    """Mix pipelines in exact proportions.
-
-    In the first n examples each part has its share, within two. A part is a source of numbered
-    examples, with its own ``.shuffle()``, ``.take()``, ``.skip()``, ``.map()``, ``.random_map()``
-    and ``.filter()``; put all other stages after ``mix``. Each part has its own epochs: it is read
-    to its end, in its own order, before it begins again. An epoch of the mixture continues in each
-    part where the previous one ended.
-
-    Args:
-        parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
-            count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
-            of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An epoch then has
-            as many examples as all parts together, and ``stop=`` has no meaning.
-        stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
-            were read at least once.
-        seed: of the parts' orders and all random draws; by default the seed of the parts, which
-            must not differ; a random one if no part has one.
-        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
-
-    Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
-    for other stages in a part, for a weight too small to occur in an epoch, and for parts with
-    different seeds.
-    """
-    if not isinstance(parts, Mapping) or not all(isinstance(part, Pipeline) for part in parts):
-        raise TypeError("mix() takes a dict of pipelines and their weights: {a: 0.7, b: 0.3}")
-    if not parts:
-        raise ValueError("mix() takes at least one pipeline")
-    if stop not in ("first", "all"):
-        raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
-    weights = _weights(list(parts.values()), stop)
-    chains = [part.chain for part in parts]
-    has_budget = budget_of(on_error) != RAISE
-    mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
-    source = MixtureSource(mixed, weights, until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
-    for number, part in enumerate(chains, 1):
-        own = OfPart(number, len(chains))
-        for stage in part.stages:
-            if isinstance(stage, Operation):
-                chain = chain.then(replace(stage, part=own))
-    return Pipeline(chain)
-
-
-def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
-    """Return weights that stay, as whole numbers, or what says those that change.
-
-    Raises TypeError, ValueError or StageError for what are none.
-    """
-    if not any(map(callable, given)):
-        return whole_weights(given)
-    if stop != "first":
-        raise ValueError(
-            "mix(): with weights that change, an epoch has as many examples as all parts together: "
-            "leave stop= out (.repeat().steps(n) ends one where you want)"
-        )
-    whole_weights([weight for weight in given if not callable(weight)] or [1])
-
-    def weights(time: EpochTime) -> list[float]:
-        with by_user("mix()"):
-            found = [weight(time) if callable(weight) else weight for weight in given]
-            for weight in found:
-                if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-                    raise TypeError(f"a weight is a number from 0, not {weight!r}, for {time}")
-            if not all(math.isfinite(weight) and weight >= 0 for weight in found):
-                raise ValueError(f"weights are finite numbers from 0, not {found}, for {time}")
-            if not any(found):
-                raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
-            return [float(weight) for weight in found]
-
-    weights(EpochTime(0, 0.0))
-    return ChangingWeights(weights, len(given))
-
-
 def _options(
     requests: int, retry_s: float, storage_options: Mapping[str, Any] | None
 ) -> RemoteOptions:
@@ -674,49 +586,3 @@ def _options(
 def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
     return Pipeline(Chain.begin(source, seed, on_error))
-
-
-def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
-    """Return a part of a mixture; raises ValueError if the pipeline cannot be one."""
-    source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
-    if not isinstance(source, IndexedSource):
-        raise ValueError(
-            f"{what} has no examples with numbers: mix from_folder, from_dataset, from_tar and "
-            "the like"
-        )
-    if source.has_own_order:
-        raise ValueError(f"{what} is a mixture: give its parts to one mix()")
-    for stage in chain.stages:
-        traits = stage.traits
-        if traits.shards or not (traits.selects or isinstance(stage, Operation)):
-            raise ValueError(
-                f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put stages for all parts after mix(), as .echo(2)"
-            )
-    if chain.selection.calls_user:
-        raise ValueError(
-            f"{what} is ordered by a function, but a part's epochs differ from those of the "
-            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
-        )
-    for stage_name, is_set in (
-        ("steps", chain.steps is not None),
-        ("workers", chain.workers is not None),
-        ("repeat", chain.flows),
-    ):
-        if is_set:
-            raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
-    if chain.budget != RAISE and not has_budget:
-        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
-    described = ".".join([source.name, *(stage.name for stage in chain.stages)])
-    return MixedPart(source, chain.selection, described, tuple(chain.signature()))
-
-
-def _seed(chains: list[Chain]) -> Any:
-    """Return the seed of the parts; None if the user gave none."""
-    seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
-    if len(seeds) > 1:
-        raise ValueError(
-            f"the parts have seeds {', '.join(map(str, seeds))}, and a mixture has one for all: "
-            "mix(..., seed=)"
-        )
-    return seeds[0] if seeds else None

@@ -301,7 +301,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     ),
     "uneven": (lambda p: p.shard(rank=0, world=2, pad=True, uneven=True), "leave uneven=True out"),
     "a mixture": (
-        lambda p: stoker.mix({p: 1}).shard(rank=0, world=2, pad=True), "evaluate its parts"
+        lambda p: stoker.mix([p]).shard(rank=0, world=2, pad=True), "evaluate its parts"
     ),
     "a stream": (
         lambda p: stoker.from_iterable(range(9)).shard(rank=0, world=2, pad=True),

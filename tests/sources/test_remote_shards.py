@@ -163,7 +163,7 @@ def test_ranks_and_mixtures_read_together_too(many: str, handler: type[Ranges]) 
     tar: Any = stoker.from_tar(many).shuffle()
     numbers: Any = stoker.from_arrays(np.arange(MANY)).shuffle()
     before = handler.counted
-    mixture: Any = stoker.mix({tar: 1, numbers: 1}, seed=0)
+    mixture: Any = stoker.mix([tar, numbers], seed=0)
     assert len(list(mixture)) == 2 * MANY
     assert handler.counted - before < MANY / 4
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, SourceOver
+from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Indices, Reader, Rows
 
 
-class NumberedSource(SourceOver):
+class NumberedSource(IndexedSource):
     """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
@@ -25,12 +25,14 @@ class NumberedSource(SourceOver):
     """
 
     def __init__(self, within: IndexedSource, field: str) -> None:
-        super().__init__([within])
         self.within, self.field = within, field
+
+    def __len__(self) -> int:
+        return len(self.within)
 
     @property
     def name(self) -> str:
-        return f"{self.within.name}.numbered({self.field!r})"
+        return f"{self.within.name}.with_index({self.field!r})"
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -86,12 +88,13 @@ class NumberedSource(SourceOver):
         return None if rows is None else _NumberedRows(rows, self.field)
 
 
-# What its order follows from, and what is known of all examples together: numbers change nothing.
+# What its order follows from, and what is known of the examples: numbers change nothing of it.
 for _name in (
     *("has_own_order", "may_grow", "prefers_blocks", "takes_many", "blocks", "count", "examples"),
     *("order", "places", "places_of", "places_end", "paces", "part_stats", "parts_count"),
     *("changes_shares", "drawn_before", "note_drawn", "check_leg", "check_state"),
-    *("is_numbered", "landmarks", "contents", "extent"),
+    *("is_numbered", "landmarks", "contents", "extent", "runs_user_code", "user_objects"),
+    *("path", "local_path", "name_of", "fingerprint", "column", "attribute"),
 ):
     setattr(NumberedSource, _name, property(attrgetter(f"within.{_name}")))
 

@@ -145,7 +145,7 @@ class Source(ABC, Generic[T_co]):
         """
         raise TypeError(
             f"{self.name} does not read one field of all examples: give the numbers as an array "
-            "(pipeline.measure(fn) makes one)"
+            "(pipeline.sizes(fn) makes one)"
         )
 
     def reader(self, selection: Selection | None = None) -> Reader | None:

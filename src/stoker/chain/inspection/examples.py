@@ -29,9 +29,9 @@ from stoker.sources.origin import IndexedSource
 _SEARCHED = 1 << 16
 
 
-def key_of(chain: Chain, number: Any) -> str:
+def name_of(chain: Chain, number: Any) -> str:
     """Return the name of an example. Raises TypeError or ValueError where there is none."""
-    return _indexed(chain, "key").name_of(_number(chain, number, "key"))
+    return _indexed(chain, "name_of").name_of(_number(chain, number, "name_of"))
 
 
 def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:

@@ -92,7 +92,7 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     if source.has_own_order:
         raise CombinationError(
             f".{call} chooses by a source's numbers, and a mixture has several sources: choose in "
-            f"its parts, stoker.mix({{a.{of_part or call}: 2, b: 1}})"
+            f"its parts, stoker.mix([a.{of_part or call}, b])"
         )
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"

@@ -89,6 +89,12 @@ inputs, targets = next(iter(train))  # int64 [16, 256] each
 odd, even = data.select(y % 2 == 1).shuffle(), data.select(y % 2 == 0).shuffle()
 train = stoker.mix([odd, even], weights=[0.7, 0.3], seed=0).batch(32)
 
+# %% stoker.concat
+both = stoker.concat([stoker.from_folder("train"), stoker.from_folder("train")]).shuffle()
+
+# %% stoker.zip
+pairs = stoker.zip(stoker.from_arrays(X), stoker.from_dataset(list(y)), seed=0).shuffle()
+
 # %% stoker.echo
 train = stoker.echo(loader, 2, transform=jitter, on=0)
 
@@ -185,7 +191,7 @@ few = data.take(100)
 # %% stoker.Pipeline.skip
 rest = data.skip(100)
 
-# %% stoker.Pipeline.numbered
+# %% stoker.Pipeline.with_index
 inputs, labels, numbers = next(iter(data.with_index("id").shuffle().batch(32)))
 
 # %% stoker.Pipeline.filter
@@ -208,7 +214,7 @@ packed = stoker.from_dataset(texts, seed=0).shuffle().pack(128).batch(4)
 train = stoker.from_dataset(texts, seed=0).shuffle()
 train = train.batch(tokens=512, size=[len(text) for text in texts], collate=stoker.collate.pad(0))
 
-# %% stoker.Pipeline.measure
+# %% stoker.Pipeline.sizes
 lengths = stoker.from_dataset(texts).sizes(len)
 
 # %% stoker.Pipeline.echo
@@ -237,8 +243,11 @@ for batch in train:
 # %% stoker.Pipeline.replay
 again = data.shuffle().batch(32).echo().replay(train.record())
 
-# %% stoker.Pipeline.key
+# %% stoker.Pipeline.name_of
 assert stoker.from_folder("train").name_of(20) == "dog/0.jpg"
+
+# %% stoker.Pipeline.labels
+labels = stoker.from_folder("train").labels()
 
 # %% stoker.Pipeline.example
 assert data.example(5)[1] == y[5]

@@ -155,7 +155,7 @@ def _bare(chain: Chain, number: int, caller: str) -> IndexedSource:
     source = _numbered(chain, f"{caller}(): part {number}, {chain.source.name},")
     names = [stage.name for stage in chain.stages] or _settings(chain)
     if names or chain.budget != RAISE:
-        what = f".{names[0]}()" if names else "on_error="
+        what = f".{names[0]}" if names else "on_error="
         raise ValueError(
             f"{caller}(): part {number}, {source.name}, has {what}, which belongs behind {caller}()"
         )
@@ -225,7 +225,7 @@ def _numbered(chain: Chain, what: str) -> IndexedSource:
             "the like"
         )
     if source.has_own_order:
-        raise ValueError(f"{what} is a mixture: give its parts to one mix()")
+        raise ValueError(f"{what} is a mixture: give its parts to one mix(), which comes last")
     return source
 
 

@@ -254,6 +254,7 @@ def echo(
 @overload
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: None = None,
     classes: Sequence[str] | None = None,
@@ -268,6 +269,7 @@ def from_folder(
 @overload
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: Sequence[str],
     classes: Sequence[str] | None = None,
@@ -281,6 +283,7 @@ def from_folder(
 
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
@@ -319,7 +322,8 @@ def from_folder(
 
 
 def from_files(
-    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    paths: Paths,
+    /,
     *,
     seed: int | None = None,
     on_error: OnError = "raise",
@@ -330,7 +334,7 @@ def from_files(
     """Read files: examples ``(path=str, data=bytes)``.
 
     Args:
-        files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
+        paths: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
             ``"https://host/{0000..0999}.jpg"``, which needs no listing.
         seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
@@ -341,11 +345,12 @@ def from_files(
     from stoker.sources.remote.files import FilesSource
 
     remote = _options(requests, retry_s, storage_options)
-    return _begin(FilesSource(files, remote), seed, on_error)
+    return _begin(FilesSource(paths, remote), seed, on_error)
 
 
 def from_parquet(
     paths: Paths,
+    /,
     columns: Sequence[str] | None = None,
     *,
     filters: Sequence[Any] | None = None,
@@ -394,7 +399,7 @@ def from_parquet(
 
 
 def from_text(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
 ) -> Pipeline[str]:
     """Read the lines of text files: examples are ``str``, without the ends of lines.
 
@@ -404,7 +409,7 @@ def from_text(
     Example: ``stoker.from_text("corpus/*.txt").filter(str.strip).shuffle()``
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
+        paths: files or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
         seed, on_error: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is
@@ -413,11 +418,11 @@ def from_text(
     """
     from stoker.sources.text import TextSource
 
-    return _begin(TextSource(files), seed, on_error)
+    return _begin(TextSource(paths), seed, on_error)
 
 
 def from_jsonl(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
@@ -427,17 +432,18 @@ def from_jsonl(
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 
     Args:
-        files, seed, on_error: as in ``from_text``.
+        paths, seed, on_error: as in ``from_text``.
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
     from stoker.sources.text import JsonLinesSource
 
-    return _begin(JsonLinesSource(files), seed, on_error)
+    return _begin(JsonLinesSource(paths), seed, on_error)
 
 
 def from_csv(
-    files: Paths,
+    paths: Paths,
+    /,
     columns: Sequence[str] | None = None,
     *,
     delimiter: str = ",",
@@ -453,7 +459,7 @@ def from_csv(
     Example: ``stoker.from_csv("houses.csv", ["area", "price"]).shuffle().batch(64)``
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files.
+        paths: files or patterns (``*``, ``{000..146}``) of local files.
         columns: the columns to read; all by default.
         delimiter: between values, such as ``"\\t"``.
         seed, on_error: as in ``from_dataset``.
@@ -464,11 +470,12 @@ def from_csv(
     """
     from stoker.sources.arrow.csv_files import CsvSource
 
-    return _begin(CsvSource(files, columns, delimiter), seed, on_error)
+    return _begin(CsvSource(paths, columns, delimiter), seed, on_error)
 
 
 def from_tar(
-    shards: Paths,
+    paths: Paths,
+    /,
     fields: Sequence[str] | None = None,
     *,
     seed: int | None = None,
@@ -485,7 +492,7 @@ def from_tar(
     read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
+        paths: files, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
@@ -499,13 +506,14 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     remote = _options(requests, retry_s, storage_options)
-    source = ShardSource(shards, remote, fields, is_strict=on_error == "raise")
+    source = ShardSource(paths, remote, fields, is_strict=on_error == "raise")
     return _begin(source, seed, on_error)
 
 
 @overload
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -520,7 +528,8 @@ def from_tokens(
 
 @overload
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -534,7 +543,8 @@ def from_tokens(
 
 
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -551,7 +561,7 @@ def from_tokens(
     file's end is left out. Now only file sizes are read.
 
     Args:
-        files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
+        paths: files, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
             ``.npy`` arrays; URLs of one file system.
         length: of a window, in tokens.
         stride: from one window to the next, in tokens; by default ``length``, so that each
@@ -572,7 +582,7 @@ def from_tokens(
     from stoker.sources.tokens import TokenSource
 
     remote = _options(requests, retry_s, storage_options)
-    return _begin(TokenSource(files, remote, length, stride, dtype, separator), seed)
+    return _begin(TokenSource(paths, remote, length, stride, dtype, separator), seed)
 
 
 def _options(

@@ -16,7 +16,7 @@ from stoker.chain.epoch_api import EpochApi
 from stoker.chain.fate import Fate
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
-from stoker.chain.inspection.examples import example_of, name_of, next_output
+from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
@@ -192,8 +192,8 @@ class Pipeline(EpochApi[T]):
         Args:
             fractions: one for each part; a single one is that of the first of two parts.
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
-            stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
-                fraction of each label, rounded down or up.
+            stratify: labels ``[n]`` by number, ``fn(number, name)``, or the field that has them:
+                each part then gets its fraction of each label, rounded down or up.
             groups: the group of each, such as its patient, given likewise: no group is split.
 
         Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
@@ -665,6 +665,21 @@ class Pipeline(EpochApi[T]):
         Raises LookupError if there is no such example, ValueError on streams and loaders.
         """
         return name_of(self.chain, number)
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the label of each example of the source ``[n]``, in its order: numbers or texts.
+
+        Nothing else is read. For weights, and to count the classes.
+
+        Example: ``data.shuffle(weights=1 / np.bincount(labels)[labels])``
+
+        Args:
+            field: a column of a table, of local Parquet files, or of a Hugging Face dataset. By
+                default the classes of a folder, or the only ``ClassLabel`` of a dataset.
+
+        Raises TypeError if the source has no such labels, ValueError on streams and loaders.
+        """
+        return labels_of(self.chain, field)
 
     def example(self, number: int, *, epoch: Int = None, place: Int = None, use: int = 1) -> Any:
         """Make a single example again, as it goes into a batch, with the same random draws.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import os
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
@@ -106,6 +111,15 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
+def _near(folder: str) -> str:
+    """Return a question after a folder that a missing one may have meant, or ""."""
+    above, name = os.path.split(folder.rstrip("/"))
+    with contextlib.suppress(OSError):
+        for near in difflib.get_close_matches(name, os.listdir(above or "."), 1):
+            return f". Did you mean {os.path.join(above, near)}?"
+    return ""
+
+
 class FolderSource(ReadsRanges[Any], IndexedSource):
     """Files in one sub-folder a class, listed once, in sorted order; at a URL read ahead.
 
@@ -135,6 +149,11 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         options: RemoteOptions | None = None,
         class_folders: ClassFolders | None = None,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(
+                f"from_folder takes the path of one folder, not {type(path).__name__}: several are "
+                "joined by concat([from_folder(a), from_folder(b)])"
+            )
         self.folder = os.fspath(path)
         self._class_folders = class_folders or ClassFolders.of()
         self.access: Access | None = None
@@ -149,7 +168,9 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
     def _list_local(self) -> dict[int, int]:
         """Find the files, by their paths below the folder; return how many each label has."""
         if not os.path.exists(self.folder):
-            raise FileNotFoundError(f"there is no folder {self.folder}; this is {os.getcwd()}")
+            raise FileNotFoundError(
+                f"there is no folder {self.folder}; this is {os.getcwd()}{_near(self.folder)}"
+            )
         if not os.path.isdir(self.folder):
             raise NotADirectoryError(
                 f"{self.folder} is a file; from_folder expects a folder with a sub-folder for each "
@@ -253,6 +274,15 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
 
     def local_path(self, index: int) -> str | None:
         return None if self._listed is not None else self._above + self._paths[index]
+
+    def labels(self, field: str | int | None = None) -> NDArray[np.int64]:
+        if field not in (None, "label", 1, -1):
+            raise TypeError(f"the labels of {self.name} are in the field 'label', not {field!r}")
+        counts = self._numbering.ends - self._numbering.starts
+        return np.repeat(np.array(self._labels, np.int64), counts)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        return self.labels(field)
 
     @property
     def class_names(self) -> Sequence[str]:

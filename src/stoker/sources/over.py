@@ -124,6 +124,9 @@ class SourceOver(IndexedSource):
     def column(self, field: str | int) -> NDArray[Any]:
         return np.concatenate([source.column(field) for source in self.sources])
 
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        return np.concatenate([source.labels(field) for source in self.sources])
+
     def user_objects(self) -> list[UserObject]:
         return [each for source in self.sources for each in source.user_objects()]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.arrow.table import TableSource, numbers_in, without_views
+from stoker.sources.arrow.table import TableSource, numbers_in, values_of, without_views
 from stoker.sources.files import read_file
 from stoker.sources.source import Indices
 
@@ -88,6 +88,16 @@ class HuggingFaceSource(TableSource):
         table = self._dataset.select_columns([field])[:]
         return numbers_in(without_views(table).column(field), str(field))
 
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the labels of a column, by default of the only ``ClassLabel``."""
+        if field is None:
+            named = self._class_columns()
+            if len(named) != 1:
+                return super().labels(None)
+            field = named[0]
+        table = self._dataset.select_columns([field])[:]
+        return values_of(without_views(table).column(field), str(field))
+
     def extent(self) -> str:
         data = getattr(self._dataset, "data", None)
         chunks = "" if data is None else in_chunks(data.table.select(self._columns))
@@ -104,14 +114,17 @@ class HuggingFaceSource(TableSource):
     @property
     def class_names(self) -> Sequence[str]:
         """The names of its classes. Raises AttributeError unless one column is a ``ClassLabel``."""
-        features = [self._dataset.features[column] for column in self._columns]
-        named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
+        named = self._class_columns()
         if len(named) != 1:
             raise AttributeError(
                 f"class_names needs one column of kind ClassLabel, but {self.name} has "
                 f"{len(named)} of the kind ClassLabel"
             )
-        return list(named[0])
+        return list(self._dataset.features[named[0]].names)
+
+    def _class_columns(self) -> list[str]:
+        features = self._dataset.features
+        return [name for name in self._columns if type(features[name]).__name__ == "ClassLabel"]
 
 
 def _check_kind(dataset: Any) -> None:

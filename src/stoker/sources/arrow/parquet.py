@@ -24,7 +24,7 @@ from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
+from stoker.sources.arrow.table import import_pyarrow, numbers_in, values_of, without_views_in
 from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
 from stoker.sources.in_files import FileItem, RangedFiles
@@ -202,6 +202,14 @@ class ParquetSource(RangedFiles):
         return self.examples_of(indices, self._read)
 
     def column(self, field: str | int) -> NDArray[Any]:
+        return np.concatenate([numbers_in(each, str(field)) for each in self._column(field)])
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        if field is None:
+            return super().labels(field)
+        return np.concatenate([values_of(each, str(field)) for each in self._column(field)])
+
+    def _column(self, field: str | int) -> list[Any]:
         """Read one column of all local files; a range has all columns of a row group."""
         if self.access is not None:
             raise TypeError(
@@ -211,8 +219,8 @@ class ParquetSource(RangedFiles):
         for path, _ in self._files:
             with _parquet().ParquetFile(path) as file:
                 found = self._declared(file.read(columns=[field], use_threads=False), [field])
-            parts.append(numbers_in(found.column(field), str(field)))
-        return np.concatenate(parts)
+            parts.append(found.column(field))
+        return parts
 
     def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
         """Return the numbers of the row groups that contain these rows."""

@@ -32,7 +32,9 @@ def test_joined_sources_are_as_one(lengths: list[int], world: int) -> None:
     one = stoker.from_dataset(np.arange(sum(lengths)), seed=5).shuffle()
     for rank in range(world):
         joined = stoker.concat(arrays(*lengths), seed=5).shuffle()
-        each = [p.shard(rank=rank, world=world, uneven=True).batch(4) for p in (one, joined)]
+        each = [
+            p.shard(rank=rank, world_size=world, remainder="uneven").batch(4) for p in (one, joined)
+        ]
         assert stream(each[1]) == stream(each[0])
 
 

@@ -18,16 +18,54 @@ from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 
 
-class SourceOver(IndexedSource):
-    """A source over others, whose examples follow each other; each is asked for its own.
+class _OverSeveral(IndexedSource):
+    """A source over others. Their lengths are those that it began with.
 
     Attributes:
         sources: the others.
+        kind: what tells it from a source that numbers the same examples in another way.
     """
+
+    kind: str
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         self.sources = tuple(sources)
         self.runs_user_code = any(source.runs_user_code for source in sources)
+
+    def with_current_length(self) -> IndexedSource:
+        for number, source in enumerate(self.sources, 1):
+            if source.with_current_length() is not source:
+                raise ValueError(
+                    f"{self.name}: part {number}, {source.name}, had {len(source):,} examples when "
+                    "the pipeline was built, but has another number now, so examples would have "
+                    "other numbers: build it again"
+                )
+        return self
+
+    def identity(self) -> str | None:
+        """Return the identities of the sources, if all have one."""
+        each = [source.identity() for source in self.sources]
+        known = [identity for identity in each if identity is not None]
+        return "\0".join([self.kind, *known]) if len(known) == len(each) else None
+
+    def landmarks(self) -> dict[str, str]:
+        each = [source.landmarks() for source in self.sources]
+        return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
+
+    def contents(self) -> str:
+        return "\0".join(source.identity() or source.contents() for source in self.sources)
+
+    def user_objects(self) -> list[UserObject]:
+        return [each for source in self.sources for each in source.user_objects()]
+
+
+class SourceOver(_OverSeveral):
+    """A source over others, whose examples follow each other; each is asked for its own."""
+
+    kind = "mix"  # mixed or joined: examples have the same numbers
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        super().__init__(sources)
         self._numbering = Numbering([len(source) for source in sources])
 
     def __len__(self) -> int:
@@ -36,10 +74,6 @@ class SourceOver(IndexedSource):
     def find(self, index: int) -> tuple[int, int]:
         """Return the number of an example's source, and its index there."""
         return self._numbering.find(index)
-
-    def with_current_length(self) -> SourceOver:
-        refuse_other_lengths(self.name, self.sources)
-        return self
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -96,15 +130,6 @@ class SourceOver(IndexedSource):
         number, own = self.find(index)
         return f"{number}/{self.sources[number].name_of(own)}"
 
-    def identity(self) -> str | None:
-        return identity_of("mix", self.sources)  # joined or mixed: the numbers are the same
-
-    def landmarks(self) -> dict[str, str]:
-        return landmarks_of(self.sources)
-
-    def contents(self) -> str:
-        return "\0".join(source.identity() or source.contents() for source in self.sources)
-
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the fingerprint of the part's example, with the part's number in its name."""
         number, own = self.find(index)
@@ -126,9 +151,6 @@ class SourceOver(IndexedSource):
 
     def labels(self, field: str | int | None = None) -> NDArray[Any]:
         return np.concatenate([source.labels(field) for source in self.sources])
-
-    def user_objects(self) -> list[UserObject]:
-        return [each for source in self.sources for each in source.user_objects()]
 
     def attribute(self, name: str) -> Any:
         """Return an attribute of the sources, if it is the same in all."""
@@ -164,16 +186,17 @@ class ConcatSource(SourceOver):
         return f"concat of {', '.join(source.signature() for source in self.sources)}"
 
 
-class PairedSource(IndexedSource):
+class PairedSource(_OverSeveral):
     """The examples of sources of one length, as tuples: the ones of each number together.
 
     Raises ValueError for sources of different lengths.
     """
 
+    kind = "zip"
     prefers_blocks = False
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
-        self.sources = tuple(sources)
+        super().__init__(sources)
         first = sources[0]
         for other in sources:
             if len(other) != len(first):
@@ -181,7 +204,6 @@ class PairedSource(IndexedSource):
                     f"zip() pairs examples by number, but {first.name} has {len(first):,} and "
                     f"{other.name} {len(other):,}"
                 )
-        self.runs_user_code = any(source.runs_user_code for source in sources)
 
     @property
     def name(self) -> str:
@@ -193,10 +215,6 @@ class PairedSource(IndexedSource):
 
     def __len__(self) -> int:
         return len(self.sources[0])
-
-    def with_current_length(self) -> PairedSource:
-        refuse_other_lengths(self.name, self.sources)
-        return self
 
     def fetch(self, indices: Indices) -> list[Any]:
         return list(zip(*(source.fetch(indices) for source in self.sources), strict=True))
@@ -216,44 +234,8 @@ class PairedSource(IndexedSource):
         """Return a fingerprint that tells those of all sources."""
         return Fingerprint(repr([tuple(source.fingerprint(index)) for source in self.sources]))
 
-    def identity(self) -> str | None:
-        return identity_of("zip", self.sources)
-
-    def landmarks(self) -> dict[str, str]:
-        return landmarks_of(self.sources)
-
-    def contents(self) -> str:
-        return "\0".join(source.identity() or source.contents() for source in self.sources)
-
     def signature(self) -> str:
         return f"zip of {', '.join(source.signature() for source in self.sources)}"
-
-    def user_objects(self) -> list[UserObject]:
-        return [each for source in self.sources for each in source.user_objects()]
-
-
-def refuse_other_lengths(name: str, sources: Sequence[IndexedSource]) -> None:
-    """Raise ValueError if a source has another length now than when it was built."""
-    for number, source in enumerate(sources, 1):
-        if source.with_current_length() is not source:
-            raise ValueError(
-                f"{name}: part {number}, {source.name}, had {len(source):,} examples when the "
-                "pipeline was built, but has another number now, so examples would have other "
-                "numbers: build it again"
-            )
-
-
-def identity_of(what: str, sources: Sequence[IndexedSource]) -> str | None:
-    """Return the identities of sources as one, if all have one."""
-    each = [source.identity() for source in sources]
-    known = [identity for identity in each if identity is not None]
-    return "\0".join([what, *known]) if len(known) == len(each) else None
-
-
-def landmarks_of(sources: Sequence[IndexedSource]) -> dict[str, str]:
-    """Return the landmarks of all sources, with the number of each."""
-    each = [source.landmarks() for source in sources]
-    return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
 
 
 class _ReaderOver:

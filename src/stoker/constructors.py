@@ -314,11 +314,11 @@ def from_folder(
     for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
     failure of a server.
     """
-    from stoker.sources.folder import ClassFolders, FolderSource
+    from stoker.sources.folder import FolderSource
 
-    asked = ClassFolders.of(extensions, classes)
     remote = _options(requests, retry_s, storage_options)
-    return _begin(FolderSource(path, remote, asked), seed, on_error)
+    source = FolderSource(path, remote, extensions=extensions, classes=classes)
+    return _begin(source, seed, on_error)
 
 
 def from_files(

@@ -27,7 +27,7 @@ from stoker.sources.patterns import is_web
 from stoker.sources.remote.files import HIDDEN, Listed
 from stoker.sources.remote.reader import RemoteFile
 from stoker.sources.remote.source import Access, ReadsRanges
-from stoker.sources.remote.storage import RemoteOptions
+from stoker.sources.remote.storage import Entries, RemoteOptions
 from stoker.sources.source import Indices
 
 
@@ -43,72 +43,6 @@ class LabeledFile(NamedTuple):
 
     data: bytes
     label: int
-
-
-class ClassFolders(NamedTuple):
-    """The arguments of ``from_folder``.
-
-    Attributes:
-        suffixes: the suffixes of examples, in lower case, each with its dot.
-        given: the classes in the order of their numbers; None: the sorted folders with files.
-        kind: the type of examples.
-    """
-
-    suffixes: tuple[str, ...]
-    given: tuple[str, ...] | None
-    kind: type[LabeledImage] | type[LabeledFile]
-
-    @staticmethod
-    def of(extensions: Any = None, classes: Any = None) -> ClassFolders:
-        """Check the arguments. Raises TypeError or ValueError."""
-        given = None if classes is None else names_in("classes", classes, "['cat', 'dog']")
-        if extensions is None:
-            return ClassFolders(IMAGE_SUFFIXES, given, LabeledImage)
-        names = names_in("extensions", extensions, "['.wav', '.flac']")
-        suffixes = tuple(f".{name.lower().removeprefix('.')}" for name in names)
-        if "." in suffixes:
-            raise ValueError("extensions has one without a letter")
-        return ClassFolders(suffixes, given, LabeledFile)
-
-    def number(self, files: Mapping[str, Sized], where: str) -> tuple[list[str], dict[str, int]]:
-        """Return the names of all classes, and the numbers of the folders that have files.
-
-        A folder without such a file (``__MACOSX``) is no class, unless it was given as one.
-
-        Args:
-            files: the files of each folder, sorted by folders.
-            where: the folder of all, for messages.
-
-        Raises ValueError if there are no files, and for a folder that is not in the given classes.
-        """
-        folders = [name for name, found in files.items() if len(found)]
-        what = "images" if self.kind is LabeledImage else "such files"
-        if not folders:
-            shown = ", ".join(self.suffixes[:5]) + (", ..." if len(self.suffixes) > 5 else "")
-            raise ValueError(
-                f"{where} has no {what} in its {len(files)} sub-folders (looked for {shown})"
-            )
-        if self.given is None:
-            empty = [name for name in files if name not in folders]
-            if empty:
-                more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
-                warn(
-                    f"{where}: the sub-folder {empty[0]!r}{more} has no {what} and is no class; "
-                    "where it is one, give classes="
-                )
-            return folders, {name: number for number, name in enumerate(folders)}
-        unknown = [name for name in folders if name not in self.given]
-        if unknown:
-            more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
-            raise ValueError(
-                f"{where} has a folder {unknown[0]!r}{more}, which is none of the "
-                f"{len(self.given):,} classes: add it to classes=, or move it away"
-            )
-        return list(self.given), {name: self.given.index(name) for name in folders}
-
-    def identity_of(self, where: str) -> str:
-        """Return the identity of the examples below a folder."""
-        return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
 def _near(folder: str) -> str:
@@ -130,15 +64,19 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
     Args:
         path: the folder, or its URL.
         options: how a URL is listed and read.
-        class_folders: the suffixes of examples, and the numbers of the classes.
+        extensions: those of the files that are meant; None: images.
+        classes: the names of all classes, in the order of their numbers; None: the sorted folders
+            that have such files.
 
     Attributes:
         access: how to open the file system of a URL; None for a local folder.
+        classes: the names of all classes.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder, or nothing at the URL.
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
             class; or it is a URL of HTTP.
+        TypeError: wrong kinds of arguments.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
@@ -147,7 +85,9 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         self,
         path: str | os.PathLike[str],
         options: RemoteOptions | None = None,
-        class_folders: ClassFolders | None = None,
+        *,
+        extensions: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(
@@ -155,18 +95,33 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
                 "joined by concat([from_folder(a), from_folder(b)])"
             )
         self.folder = os.fspath(path)
-        self._class_folders = class_folders or ClassFolders.of()
+        self._kind: type[LabeledImage] | type[LabeledFile] = LabeledImage
+        self._suffixes: tuple[str, ...] = IMAGE_SUFFIXES
+        if extensions is not None:
+            names = names_in("extensions", extensions, "['.wav', '.flac']")
+            self._kind = LabeledFile
+            self._suffixes = tuple(f".{name.lower().removeprefix('.')}" for name in names)
+            if "." in self._suffixes:
+                raise ValueError("extensions has one without a letter")
+        given = None if classes is None else names_in("classes", classes, "['cat', 'dog']")
         self.access: Access | None = None
         self._listed: Listed | None = None
         if "://" in self.folder:
             self.access = Access(self.folder, options or RemoteOptions())
-            counts = self._list_at_url(self.access)
+            listed, places = self._list_at_url(self.access)
+            numbers = self._number_classes(places, given)
+            chosen = [at for name in numbers for at in places[name]]
+            self._listed = Listed.of(self.folder, listed, chosen)
+            sizes = [len(places[name]) for name in numbers]
         else:
-            counts = self._list_local()
-        self._labels, self._numbering = list(counts), Numbering(list(counts.values()))
+            files = self._list_local()
+            numbers = self._number_classes(files, given)
+            self._paths = [file[len(self._above) :] for name in numbers for file in files[name]]
+            sizes = [len(files[name]) for name in numbers]
+        self._labels, self._numbering = list(numbers.values()), Numbering(sizes)
 
-    def _list_local(self) -> dict[int, int]:
-        """Find the files, by their paths below the folder; return how many each label has."""
+    def _list_local(self) -> dict[str, list[str]]:
+        """Return the files of each sub-folder; all sorted."""
         if not os.path.exists(self.folder):
             raise FileNotFoundError(
                 f"there is no folder {self.folder}; this is {os.getcwd()}{_near(self.folder)}"
@@ -185,16 +140,15 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
             )
         left_out: list[str] = []
         above = self._above = os.path.join(absolute(self.folder), "")
-        suffixes = self._class_folders.suffixes
-        files = {name: sorted(files_below(above + name, suffixes, left_out)) for name in found}
+        files = {
+            name: sorted(files_below(above + name, self._suffixes, left_out)) for name in found
+        }
         warn_left_out(self.name, left_out)
-        self.classes, numbers = self._class_folders.number(files, self.folder)
-        self._paths = [file[len(above) :] for name in numbers for file in files[name]]
-        return {number: len(files[name]) for name, number in numbers.items()}
+        return files
 
-    def _list_at_url(self, access: Access) -> dict[int, int]:
-        """List the files; return how many each label has."""
-        url, asked = self.folder, self._class_folders
+    def _list_at_url(self, access: Access) -> tuple[Entries, dict[str, list[int]]]:
+        """Return what is there, and the places of the files of each sub-folder; all sorted."""
+        url = self.folder
         if is_web(url):
             raise ValueError(
                 f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
@@ -204,22 +158,53 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         if not listed.names:
             raise FileNotFoundError(f"there are no files below {url}")
         files: dict[str, list[int]] = {}
-        for at, name in enumerate(listed.names):
+        for at in sorted(range(len(listed.names)), key=listed.names.__getitem__):
+            name = listed.names[at]
             folder, slash, _ = name.partition("/")
             if slash and not folder.startswith("."):
                 found = files.setdefault(folder, [])
-                if not HIDDEN.search(name) and name.lower().endswith(asked.suffixes):
+                if not HIDDEN.search(name) and name.lower().endswith(self._suffixes):
                     found.append(at)
         if not files:
             raise ValueError(
                 f"{url} has no sub-folders; from_folder expects one a class, such as "
                 "train/cat/0001.jpg"
             )
-        for found in files.values():
-            found.sort(key=listed.names.__getitem__)
-        self.classes, numbers = asked.number(dict(sorted(files.items())), url)
-        self._listed = Listed.of(url, listed, [at for name in numbers for at in files[name]])
-        return {number: len(files[name]) for name, number in numbers.items()}
+        return listed, dict(sorted(files.items()))
+
+    def _number_classes(
+        self, files: Mapping[str, Sized], given: Sequence[str] | None
+    ) -> dict[str, int]:
+        """Name the classes; return the numbers of the folders that have files, from ``files``.
+
+        A folder without such a file (``__MACOSX``) is no class, unless it was given as one.
+        """
+        where = self.folder
+        folders = [name for name, found in files.items() if len(found)]
+        what = "images" if self._kind is LabeledImage else "such files"
+        if not folders:
+            shown = ", ".join(self._suffixes[:5]) + (", ..." if len(self._suffixes) > 5 else "")
+            raise ValueError(
+                f"{where} has no {what} in its {len(files)} sub-folders (looked for {shown})"
+            )
+        if given is None:
+            empty = [name for name in files if name not in folders]
+            if empty:
+                more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+                warn(
+                    f"{where}: the sub-folder {empty[0]!r}{more} has no {what} and is no class; "
+                    "where it is one, give classes="
+                )
+        self.classes = list(folders if given is None else given)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        unknown = [name for name in folders if name not in numbers]
+        if unknown:
+            more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+            raise ValueError(
+                f"{where} has a folder {unknown[0]!r}{more}, which is none of the "
+                f"{len(self.classes):,} classes: add it to classes=, or move it away"
+            )
+        return {name: numbers[name] for name in folders}
 
     @property
     def name(self) -> str:
@@ -227,7 +212,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
 
     @property
     def fields(self) -> Sequence[str | int]:
-        return self._class_folders.kind._fields
+        return self._kind._fields
 
     def __len__(self) -> int:
         return self._numbering.total
@@ -243,7 +228,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         return self._listed.locate(index)
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._class_folders.kind(data, self._label(index))
+        return self._kind(data, self._label(index))
 
     def _label(self, index: int) -> int:
         return self._labels[self._numbering.find(index)[0]]
@@ -253,10 +238,10 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
 
         Of a URL, if its server sent a version of every file.
         """
-        if self._listed is None:
-            return self._class_folders.identity_of(os.path.realpath(self._above))
-        has_versions = self._listed.versions.all()
-        return self._class_folders.identity_of(self.folder) if has_versions else None
+        where = os.path.realpath(self._above) if self._listed is None else self.folder
+        if self._listed is not None and not self._listed.versions.all():
+            return None
+        return f"folder {where}" if self._kind is LabeledImage else f"folder of files {where}"
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's current fingerprint, at a URL the listed one, and its label."""

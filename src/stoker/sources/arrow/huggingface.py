@@ -70,9 +70,12 @@ class HuggingFaceSource(TableSource):
         picked: Any = self._dataset._indices  # has no public name
         if len(data if picked is None else picked) != len(self):
             return None
-        table = _with_stored_bytes(data.table.select(self._columns))
-        if table is None:
-            return None
+        table = data.table.select(self._columns)
+        for field in filter(lambda field: _is_file(field.type), table.schema):
+            column = table.column(field.name)
+            if column.null_count or any(each.field("bytes").null_count for each in column.chunks):
+                return None
+        table = _with_bytes(table, self._folder)
         return GroupedRows.of(table, None if picked is None else picked.table)
 
     def __len__(self) -> int:
@@ -150,20 +153,6 @@ def _check_kind(dataset: Any) -> None:
         )
 
 
-def _with_stored_bytes(table: Any) -> Any:
-    """Return a table with the bytes of files for their paths; None if some are not in the table."""
-    import pyarrow as pa
-
-    for at, field in enumerate(table.schema):
-        if _is_file(field.type):
-            column = table.column(at)
-            data = [chunk.field("bytes") for chunk in column.chunks]
-            if column.null_count or any(each.null_count for each in data):
-                return None
-            table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
-    return without_views(table)
-
-
 def _is_file(kind: Any) -> bool:
     """True if a feature is stored as a file: an Image, an Audio, a Video."""
     import pyarrow as pa
@@ -172,19 +161,22 @@ def _is_file(kind: Any) -> bool:
 
 
 def _with_bytes(table: Any, folder: str) -> Any:
-    """Return the table with the files' bytes in place of their paths."""
+    """Return the table with the files' bytes in place of their paths, and text for views."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
-        if not _is_file(field.type):
-            continue
-        column = table.column(at).combine_chunks()
-        data = column.field("bytes")
-        if data.null_count:
-            rows = zip(data.to_pylist(), column.field("path").to_pylist(), strict=True)
-            data = pa.array([_read(*row, folder) for row in rows], pa.large_binary())
-        table = table.set_column(at, field.name, data)
-    return table
+        if _is_file(field.type):
+            chunks = []
+            for chunk in table.column(at).chunks:
+                data = chunk.field("bytes")
+                if data.null_count:
+                    rows = zip(data.to_pylist(), chunk.field("path").to_pylist(), strict=True)
+                    data = pa.array([_read(*row, folder) for row in rows], pa.large_binary())
+                chunks.append(data)
+            if len({chunk.type for chunk in chunks}) > 1:  # some had paths
+                chunks = [chunk.cast(pa.large_binary()) for chunk in chunks]
+            table = table.set_column(at, field.name, pa.chunked_array(chunks))
+    return without_views(table)
 
 
 def _read(data: bytes | None, path: str | None, folder: str) -> bytes | None:

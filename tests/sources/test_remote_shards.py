@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from shards import pack, pairs
 
 import stoker
+from servers import serving
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
@@ -77,14 +77,8 @@ def handler(tmp_path: Path) -> type[Ranges]:
 @pytest.fixture
 def url(handler: type[Ranges], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with Server(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/s-{{0..1}}.tar"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Server(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}/s-{{0..1}}.tar"
 
 
 def test_it_is_the_same_as_local_shards(url: str, tmp_path: Path, handler: type[Ranges]) -> None:

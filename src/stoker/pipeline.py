@@ -16,7 +16,7 @@ from stoker.chain.epoch_api import EpochApi
 from stoker.chain.fate import Fate
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
-from stoker.chain.inspection.examples import example_of, key_of, next_output
+from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
@@ -191,7 +191,7 @@ class Pipeline(EpochApi[T]):
         """Keep some examples of a source, by number; nothing is read. In the source's order.
 
         Numbers are always those of the source, also after another ``select``: in errors, in
-        ``pipeline.key(number)``, and here. For another order, or repeats: ``order``.
+        ``pipeline.name_of(number)``, and here. For another order, or repeats: ``order``.
 
         Args:
             which: numbers ``[k]``, a mask ``bool [n]``, or ``fn(number, name)``, called once for
@@ -212,8 +212,8 @@ class Pipeline(EpochApi[T]):
         Args:
             fractions: one for each part; a single one is that of the first of two parts.
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
-            stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
-                fraction of each label, rounded down or up.
+            stratify: labels ``[n]`` by number, ``fn(number, name)``, or the field that has them:
+                each part then gets its fraction of each label, rounded down or up.
             groups: the group of each, such as its patient, given likewise: no group is split.
 
         Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
@@ -262,16 +262,16 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(SkipFirst.of(n))
 
-    def numbered(self, field: str = "id") -> Pipeline[Any]:
+    def with_index(self, field: str = "id") -> Pipeline[Any]:
         """Add the number of each example in the source to it, as a field of this name.
 
         A dict gets the key, a tuple one element more; anything else becomes ``(example, number)``.
-        Batches then have ``int64 [n]``: see ``key`` and ``example``. Over a mixture, numbers go on
-        from part to part.
+        Batches then have ``int64 [n]``: see ``name_of`` and ``example``. Over a mixture, numbers go
+        on from part to part.
 
         Raises ValueError on streams and loaders, after a ``map``, and if the field exists.
         """
-        return self._derive(self.chain.numbered(field), f"numbered({field!r})")
+        return self._derive(self.chain.with_index(field), f"with_index({field!r})")
 
     def filter(
         self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
@@ -528,7 +528,7 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(PlannedBatch.by_key(batch_size, key, collate))
 
-    def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
+    def sizes(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
         For ``batch_by_tokens``, ``bucket`` and ``balance``; save the result. Maps and caches of
@@ -739,13 +739,28 @@ class Pipeline(EpochApi[T]):
         """
         return self._derive(self.chain.replaying(record), "replay(...)")
 
-    def key(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         """Return the name of an example: ``"cat/01.jpg"``, ``"a.parquet, row 354"``.
 
         It is the same on every host with the same data; in a mixture it begins with the part.
         Raises LookupError if there is no such example, ValueError on streams and loaders.
         """
-        return key_of(self.chain, number)
+        return name_of(self.chain, number)
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the label of each example of the source ``[n]``, in its order: numbers or texts.
+
+        Nothing else is read. For weights, and to count the classes.
+
+        Example: ``data.shuffle(weights=1 / np.bincount(labels)[labels])``
+
+        Args:
+            field: a column of a table, of local Parquet files, or of a Hugging Face dataset. By
+                default the classes of a folder, or the only ``ClassLabel`` of a dataset.
+
+        Raises TypeError if the source has no such labels, ValueError on streams and loaders.
+        """
+        return labels_of(self.chain, field)
 
     def example(self, number: int, *, epoch: Int = None, place: Int = None, use: int = 1) -> Any:
         """Make a single example again, as it goes into a batch, with the same random draws.
@@ -754,7 +769,7 @@ class Pipeline(EpochApi[T]):
         and other code of yours draw as they did in that epoch.
 
         Args:
-            number: of the example in the source (``.numbered()`` puts it into batches).
+            number: of the example in the source (``.with_index()`` puts it into batches).
             epoch: by default the current one.
             place: where it stands in the epoch, over all ranks; by default its first place on this
                 rank, which is searched for: 14 to 35 ns for each example before it. An

@@ -17,7 +17,7 @@ from stoker.schedule import rng
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, SourceBase
+from stoker.sources.origin import IndexedSource, SourceBase, check_fields
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
@@ -92,7 +92,7 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     if source.has_own_order:
         raise CombinationError(
             f".{call} chooses by a source's numbers, and a mixture has several sources: choose in "
-            f"its parts, stoker.mix({{a.{of_part or call}: 2, b: 1}})"
+            f"its parts, stoker.mix([a.{of_part or call}, b])"
         )
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
@@ -296,13 +296,17 @@ def _labels(
 ) -> NDArray[Any]:
     """Return the label of each of these examples."""
     length = len(source)
+    if isinstance(labels, (str, int)):
+        check_fields(source, labels)
+        labels = source.labels(labels)
     if callable(labels):
         return np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
     given: NDArray[Any] = np.asarray(labels)
     if given.ndim != 1 or len(given) != length:
         raise ValueError(
             f".split(): {argument}= has the shape {given.shape}, and the source has {length:,} "
-            "examples: give a label for each, by its number in the source, or fn(number, name)"
+            "examples: give a label for each, by its number in the source, or fn(number, name), or "
+            "a field"
         )
     return given[numbers]
 

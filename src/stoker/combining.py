@@ -10,8 +10,8 @@ from typing import Any, TypeVar, overload
 
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.schedule.epoch_time import EpochTime
 from stoker.schedule.orders.drawing import by_user
+from stoker.schedule.progress import Progress
 from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
@@ -25,7 +25,7 @@ U = TypeVar("U")
 
 def mix(
     pipelines: Sequence[Pipeline[T]],
-    weights: Sequence[float | Callable[[EpochTime], float]] | None = None,
+    weights: Sequence[float | Callable[[Progress], float]] | None = None,
     *,
     stop: str = "first",
     seed: int | None = None,
@@ -45,7 +45,7 @@ def mix(
         pipelines: the parts.
         weights: a number above 0 for each part; by default all are equal. Examples that a part's
             filter drops count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at
-            that point of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An
+            that point of training (a ``stoker.Progress``); it is asked 128 times an epoch. An
             epoch then has as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
@@ -176,7 +176,7 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
         )
     whole_weights([weight for weight in given if not callable(weight)] or [1])
 
-    def weights(time: EpochTime) -> list[float]:
+    def weights(time: Progress) -> list[float]:
         with by_user("mix()"):
             found = [weight(time) if callable(weight) else weight for weight in given]
             for weight in found:
@@ -188,7 +188,7 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
                 raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
             return [float(weight) for weight in found]
 
-    weights(EpochTime(0, 0.0))
+    weights(Progress(0, 0.0))
     return ChangingWeights(weights, len(given))
 
 
@@ -206,7 +206,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     if chain.selection.calls_user:
         raise ValueError(
             f"{what} is ordered by a function, but a part's epochs differ from those of the "
-            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
+            "mixture: give it constant weights, .sample(w), or .select()"
         )
     for stage_name in _settings(chain):
         raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")

@@ -21,7 +21,6 @@ from stoker.basics.fingerprint import landmark, rows_digest, spread
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection

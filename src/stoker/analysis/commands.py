@@ -16,9 +16,9 @@ analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @analyze_app.command(context_settings=FOR_A_SCRIPT)
 def analyze(
     script: Script,
-    budget: Annotated[
-        float, typer.Option(min=0.1, help="The most minutes that the analysis may take.")
-    ] = 5.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=5.0, help="The most time that the analysis may take.")
+    ] = 300.0,
     loader: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +50,7 @@ def analyze(
 
       stoker analyze --html report.html -m my.train --config base.yaml
 
-      stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
+      stoker analyze --max-seconds 600 torchrun --nproc-per-node 2 train.py
     """
     from rich.console import Console
 
@@ -67,10 +67,10 @@ def analyze(
     with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
         check_outputs(json, html)
         command = make_command(script)
-        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
+        errors.print(terminal.describe_plan(command, max_seconds), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+            trace = trace_script(command, max_seconds=max_seconds, loader=loader, say=say)
         report = make_report(trace)
         if json is not None:
             write_report(report, json)

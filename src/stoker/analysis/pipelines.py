@@ -40,7 +40,7 @@ _EVERYTHING = 1 << 40
 _PID = 0
 
 
-def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: float) -> Trace:
+def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], max_seconds: float) -> Trace:
     """Run a pipeline through the phases; see ``stoker.analyze``."""
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
@@ -55,11 +55,11 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
         raise ValueError(
             "analyze cannot see inside a loader: use stoker analyze SCRIPT for a script with one"
         )
-    if not budget_s > 0:
-        raise ValueError(f"budget_s={budget_s}: must be above 0")
+    if not max_seconds > 0:
+        raise ValueError(f"max_seconds={max_seconds}: must be above 0")
     began = time.monotonic()
-    # A phase takes one or two of these parts of the budget. Chosen, not measured.
-    job = PipelineJob(pipeline, step, budget_s / 25)
+    # A phase takes one or two of these parts of the time. Chosen, not measured.
+    job = PipelineJob(pipeline, step, max_seconds / 25)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began
     return job.trace

@@ -135,7 +135,7 @@ def _measure(command: list[str]) -> Report | None:
     )
     with errors.status("") as status:
         say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-        trace = trace_script(command, budget_s=_MEASURE_S, loader=None, say=say)
+        trace = trace_script(command, max_seconds=_MEASURE_S, loader=None, say=say)
     try:
         report = make_report(trace)
     except AnalysisError as error:

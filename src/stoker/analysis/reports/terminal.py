@@ -161,13 +161,13 @@ def _make_actions_table(report: Report) -> Table:
     return table
 
 
-def describe_plan(command: list[str], budget_s: float) -> str:
+def describe_plan(command: list[str], max_seconds: float) -> str:
     """Describe, beforehand, what an analysis does to a script."""
     return (
         f"stoker analyze will start\n    {' '.join(command)}\nonce (up to three times if it ends "
         "early), let it run as it is for a few seconds, then hand it the same batches again and "
         "again, then read its data with no training step, cold and warm, and end it. It takes "
-        f"{budget_s / 60:.3g} min at most. It edits no file; the script itself writes its "
+        f"{max_seconds:.0f} s at most. It edits no file; the script itself writes its "
         "files as always. Ctrl-C ends everything."
     )
 

@@ -145,8 +145,7 @@ RANDOM = replace(PREPARED, varies=True)
 
 
 def test_a_cache_around_the_dataset_is_named_first() -> None:
-    after_s = {"batch": 0.0, "after-augmentation": 0.0001}
-    small = replace(PREP, examples=20_000, after_s=after_s, prepared=PREPARED)
+    small = replace(PREP, examples=20_000, echo_after_s=None, prepared=PREPARED)
     kept = advise(small)[0]
     assert kept.code == 'DataLoader(stoker.cached(dataset, "19.6 GiB"), ...)'
     assert kept.title.startswith("keep prepared examples (100% of the dataset)")
@@ -156,7 +155,7 @@ def test_a_cache_around_the_dataset_is_named_first() -> None:
     (part,) = (action for action in advise(half) if "stoker.cached" in action.code)
     assert 1.02 < part.gain.value < kept.gain.value
     random = replace(small, prepared=RANDOM)
-    fed = replace(COMPUTE, examples=20_000, after_s=after_s, prepared=PREPARED)
+    fed = replace(COMPUTE, examples=20_000, echo_after_s=None, prepared=PREPARED)
     for report in (random, fed):
         assert not [action for action in advise(report) if "stoker.cached" in action.code]
 

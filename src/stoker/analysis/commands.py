@@ -100,19 +100,14 @@ def what_if(
         str | None,
         typer.Option(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(metavar="K", help="Jobs on this host at the same time, on the same data.")
-    ] = 1,
     echo: Annotated[
-        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
-    ] = 1.0,
-    echo_at: Annotated[
-        str,
+        float,
         typer.Option(
-            metavar="PLACE",
-            help="Place of the echo: batch, after-augmentation or before-augmentation.",
+            metavar="E",
+            help="Echoing factor: mean uses of a fresh batch, or in a pipeline of an example "
+            "before its first random stage.",
         ),
-    ] = "batch",
+    ] = 1.0,
 ) -> None:
     """Predict how fast an analyzed job would run with other hardware or settings.
 
@@ -136,9 +131,7 @@ def what_if(
             cache_bytes=None if cache is None else parse_bytes(cache),
             storage_mbps=storage_mbps,
             accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
-            jobs=jobs,
             echo=echo,
-            echo_at=echo_at,
         )
         terminal.show_answer(found, answer(to_measured(found), change))
 

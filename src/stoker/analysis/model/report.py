@@ -292,8 +292,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
     step_cpu_s: float = 0.0
     """Processor seconds that training takes for an example."""
-    after_s: dict[str, float] = {}
-    """Worker seconds per example after each place of an echo, where they are known."""
+    echo_after_s: float | None = None
+    """For a pipeline: worker seconds for an example behind an echo before the first random stage,
+    which each use costs. None: only whole batches can be echoed."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
     kept: PrepPoint | None = None
@@ -395,8 +396,7 @@ def to_measured_apart(report: Report) -> Measured:
         prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
         trains_on_cpu=report.trains_on_cpu,
         prep_fetches=rates.P is None,
-        # Behind a batch nothing is paid, whatever is known of other places.
-        after_s=tuple({"batch": 0.0, **report.after_s}.items()),
+        echo_after_s=report.echo_after_s or 0.0,
     )
     return replace(found, efficiency=find_efficiency(found, report.prep))
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from stoker.analysis.model.model import (
     NOTHING,
     Change,
+    cached_fraction,
     dataset_bytes,
 )
 from stoker.analysis.model.report import Report, to_measured
@@ -46,8 +47,7 @@ _QUANTITIES = {  # a curve's label, and what is asked
     ),
     "storage-mbps": ("storage bandwidth (MB/s)", "storage of {storage_mbps:,g} MB/s"),
     "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
-    "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
-    "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
+    "echo": ("echoing factor", "an echo of factor {echo:g}"),
 }
 
 
@@ -241,24 +241,14 @@ def _format_cache_needed(outcome: Outcome) -> str:
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
     """Return remarks on the table."""
     lines: list[str] = []
-    caches, change, unit = answer.caches, answer.change, report.loader.unit
-    if caches:
-        lines += [
-            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
-            f"  never evicting:    {caches.misses:6.1%} misses, "
-            f"{_format_rate(caches.rate)} {unit}/s",
-            f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
-            f"{_format_rate(caches.page_cache_rate)} {unit}/s",
-        ]
-    if change.jobs > 1:
-        lines.append(
-            "Each job has an accelerator of its own; workers, storage and processors are divided "
-            "among the jobs, or used once for all where they share. Speeds are of one job."
-        )
+    change = answer.change
+    if change.cache_bytes is not None:
+        holds = cached_fraction(to_measured(report), change)
+        lines.append(f"{format_bytes(change.cache_bytes)} hold {holds:.1%} of the dataset.")
     if change.echo > 1:
         lines.append(
             "A repeat may be worth less than a fresh example: uses/s are not progress by "
-            f"themselves. Compare fresh {unit}/s too."
+            f"themselves. Compare fresh {report.loader.unit}/s too."
         )
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
@@ -271,8 +261,8 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 
 
 def _draw_curve(report: Report, curve: Curve) -> Table:
-    columns = _NUMBER(), "", _NUMBER(), "", _NUMBER(curve.beside), ""
-    table = Table(*columns, box=None, pad_edge=False, show_header=bool(curve.beside))
+    columns = _NUMBER(), "", _NUMBER(), "", ""
+    table = Table(*columns, box=None, pad_edge=False, show_header=False)
     most = max(point.rate for point in curve.points)
     for point in curve.points:
         table.add_row(
@@ -280,7 +270,6 @@ def _draw_curve(report: Report, curve: Curve) -> Table:
             "█" * max(1, round(_CURVE_BAR * point.rate / most)),
             _format_rate(point.rate),
             point.bound,
-            "" if point.beside is None else _format_rate(point.beside),
             f"<- {point.mark}" if point.mark else "",
             style="bold" if point.mark else "",
         )

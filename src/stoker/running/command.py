@@ -37,7 +37,7 @@ def run(
         typer.Option(
             metavar="KINDS",
             help="What to apply: workers (their number, persistence); cache (examples "
-            "that are the same in every epoch stay in memory, for other runs too); with redraw, "
+            "that are the same in every epoch stay in memory); with redraw, "
             "workers also where random examples are then drawn otherwise.",
         ),
     ] = "workers",

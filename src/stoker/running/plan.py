@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ KINDS = ("workers", "cache", "redraw")
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a script's loaders, and their predicted gain."""
 
+    run: str = ""
+    """A name of the run: its ranks share the examples that they keep."""
     loader: str
     """The loader that was analyzed: file and line."""
     workers: int | None = None
@@ -67,6 +70,7 @@ def make_plan(
             gain = max(gain, action.gain.value)
     seen = report.as_it_is
     return RunPlan(
+        run=secrets.token_hex(8),
         loader=report.loader.name,
         workers=workers,
         persistent=persistent,

@@ -65,7 +65,7 @@ def find_record(value: Any) -> bytes | None:
 
 
 class KeptExamples(CachedDataset):
-    """A dataset behind a store that concurrent runs share. It refuses nothing, and draws nothing.
+    """A dataset behind a store that a run's ranks share. It refuses nothing, and draws nothing.
 
     What cannot be stored is read each time.
     """
@@ -81,7 +81,7 @@ class KeptExamples(CachedDataset):
             examples=len(dataset),
         )
         with warnings.catch_warnings():
-            # Another run has made it with another size; or it is smaller than was planned.
+            # Another rank has made it with another size; or it is smaller than was planned.
             warnings.simplefilter("ignore", CacheWarning)
             cache.open()
         super().__init__(dataset, cache)

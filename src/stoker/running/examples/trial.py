@@ -63,7 +63,7 @@ class ExampleTrial(msgspec.Struct, frozen=True):
     example_bytes: float = 0.0
     """The mean size of an example in a cache."""
     identity: str = ""
-    """Of the examples, as concurrent runs name them."""
+    """Of the examples, as the processes of a run name them."""
 
 
 def try_examples(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import sys
@@ -30,7 +29,7 @@ _OTHERS = 2
 def attach(loader_class: Any) -> None:
     """Put the hooks on PyTorch's ``DataLoader``."""
     module = sys.modules[loader_class.__module__]
-    process = _running_process()
+    process = _RunningProcess(module, sys.modules["torch"])
 
     def adopt(loader: Any, start: Any) -> Any:
         if module.get_worker_info() is not None or multiprocessing.current_process().daemon:
@@ -39,22 +38,6 @@ def attach(loader_class: Any) -> None:
         return start(loader) if changed is None else changed.iterate(loader)
 
     hook_loaders(loader_class, adopt)
-
-
-def attach_stateful(loader_class: Any) -> None:
-    """Put the hooks on torchdata's loader, which builds and iterates without PyTorch's own."""
-    process = _running_process()
-
-    def leave(loader: Any, start: Any) -> Any:
-        process.leave(loader, "its position is that of its own workers")
-        return start(loader)
-
-    hook_loaders(loader_class, leave)
-
-
-@functools.cache
-def _running_process() -> _RunningProcess:
-    return _RunningProcess(sys.modules["torch.utils.data.dataloader"], sys.modules["torch"])
 
 
 class _RunningProcess:
@@ -94,15 +77,6 @@ class _RunningProcess:
             found = None
         self._known[loader] = found
         return found
-
-    def leave(self, loader: Any, why: str) -> None:
-        """Say once that a loader is left as it is."""
-        if loader in self._known:
-            return
-        self._known[loader] = None
-        site = self._name(loader)
-        self._outcome.note(site)
-        self._tell(site, f"left as it is: a {type(loader).__name__}: {why}")
 
     def _tell(self, site: str, text: str) -> bool:
         """Say what is done with a loader, and return True, if that was not said last.

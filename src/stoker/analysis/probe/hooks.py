@@ -50,14 +50,10 @@ def attach_stateful(module: ModuleType, folder: str) -> None:
         _cover(module.StatefulDataLoader)
 
 
-def watch_backward(module: ModuleType, folder: str) -> None:
-    """Note training without a loader (``torch.autograd``)."""
-    backward_watch.watch_backward(module, folder)
-
-
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
+    backward_watch.watch_backward(sys.modules["torch.autograd"])
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
@@ -186,7 +182,6 @@ def _is_part() -> bool:
 
 def _find_process(folder: str) -> ProbedProcess:
     if not _current or _current[0].pid != os.getpid():
-        backward_watch.note_loader()
         _current[:] = [ProbedProcess(folder)]
     return _current[0]
 

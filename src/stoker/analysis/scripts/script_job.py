@@ -34,10 +34,6 @@ _MOST_STEPS = 5000
 # caches hold. Chosen, not measured.
 _FILLS_S = 1.0
 _KEPT_BYTES = 64 << 20
-# Of training without a loader. It reads its data in another way, and the analysis says so before it
-# has spent its time. Chosen, not measured.
-_LOADERLESS_S = 30.0
-
 # Batches of a share of a turn that count: there are several turns. Chosen, not measured.
 _FEWEST_OF_SHARE = 4
 
@@ -162,15 +158,7 @@ class ScriptJob:
         """Wait for the training loader, and measure the job undisturbed. Raises Stopped."""
         session = self._session
         self.say("as it is: waiting for the first batch")
-        patience_s = min(_LOADERLESS_S, self.patience_s)
-        session.wait_until(
-            lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
-        )
-        if not session.ranks:
-            self.trace.reasons["batch"] = (
-                f"it trained for {patience_s:.0f} s without iterating a DataLoader"
-            )
-            raise Stopped
+        session.wait_until(lambda: bool(session.ranks), "batch")
         self.say("as it is: measuring the job without any change")
 
         def is_enough(patient: bool) -> bool:

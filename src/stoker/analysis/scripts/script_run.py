@@ -182,11 +182,6 @@ class Session:
         """True if the script ended without a command to end, and without a crash."""
         return self._process.exit_code == 0 and self._trace.crash is None
 
-    def measure_loaderless_s(self) -> float:
-        """Return for how long a process has trained that never iterated a loader."""
-        spans = [records.read_json(str(path)) for path in self.folder.glob("loaderless-*.json")]
-        return max((last - first for first, last in filter(None, spans)), default=0.0)
-
     def find_recorded(self, rank: RankTrace) -> RankTrace:
         """Return the record of the same rank from the first start."""
         for known in self._trace.ranks:
@@ -341,8 +336,6 @@ class Session:
             trace.note(describe_crash(trace.crash))
             reasons[phase] = summarize_crash(trace.crash)
             reasons["output"] = trace.crash.output
-        elif phase == "batch" and (trained_s := self.measure_loaderless_s()) > 0.0:
-            reasons[phase] = f"it trained for {trained_s:.2g} s without iterating a DataLoader"
         else:
             who = "the script" if code is not None else "its training process"
             reasons[phase] = f"{who} ended by itself before the phase was over"

@@ -149,7 +149,7 @@ def test_a_cache_around_the_dataset_is_named_first() -> None:
     kept = advise(small)[0]
     assert kept.code == 'DataLoader(stoker.cached(dataset, "19.6 GiB"), ...)'
     assert kept.title.startswith("keep prepared examples (100% of the dataset)")
-    said = write_verdict(replace(small, actions=advise(small)))
+    said = str(replace(small, actions=advise(small)))
     assert said.count("First: keep prepared examples (100% of the dataset)") == 1
     half = replace(small, examples=64_000)
     (part,) = (action for action in advise(half) if "stoker.cached" in action.code)

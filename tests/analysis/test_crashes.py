@@ -69,7 +69,7 @@ def told(found: Outcome, how: str, when: str, last: str) -> None:
     assert said in found.errors
     assert any(said in note and last in note for note in found.report["notes"])
     assert f"crashed {crash['when']}" in found.report["verdict"]
-    assert last in found.out
+    assert last in found.errors
     assert found.report["starts"] == 1
 
 

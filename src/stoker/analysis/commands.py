@@ -26,6 +26,9 @@ def analyze(
             "loader that the script trains on most."
         ),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show all rates, actions and notes, too.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the report to this file as JSON, for what-if.")
     ] = None,
@@ -37,8 +40,8 @@ def analyze(
 
     Runs the unedited script in four phases: as it is; with the same batches again and again (G,
     the speed of training); its loader alone, with the data in memory (P, preparation); its files
-    alone, from storage and from the page cache (S and C). The report splits the time into compute,
-    prep stall and fetch stall, and lists actions with their predicted gains.
+    alone, from storage and from the page cache (S and C). The report says what limits the job, what
+    to do first and what that gains; --details has the rates, and all actions with their gains.
 
     Put options of the analysis before the script. It needs no root and no edits. The exit status
     is 1 if the script crashed (the report then has the measurements up to the crash), or if
@@ -60,7 +63,7 @@ def analyze(
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.reports.page import write_page
     from stoker.analysis.scripts.script_job import trace_script
-    from stoker.analysis.scripts.script_process import make_command, summarize_crash
+    from stoker.analysis.scripts.script_process import make_command, describe_crash
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
@@ -76,9 +79,9 @@ def analyze(
             write_report(report, json)
         if html is not None:
             write_page(report, html)
-    terminal.show_report(report, Console(highlight=False))
+    terminal.show_report(report, Console(highlight=False), details=details)
     if report.crash is not None:
-        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
+        errors.print(f"stoker analyze: {describe_crash(report.crash)}", markup=False)
         raise typer.Exit(1)
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 _HOOKS = {
     "torch.utils.data.dataloader": "attach",
     "torchdata.stateful_dataloader.stateful_dataloader": "attach_stateful",
+    "torch.autograd": "watch_backward",
     "stoker.pipeline": "attach_pipelines",
 }
 

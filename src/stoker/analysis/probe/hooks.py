@@ -50,10 +50,14 @@ def attach_stateful(module: ModuleType, folder: str) -> None:
         _cover(module.StatefulDataLoader)
 
 
+def watch_backward(module: ModuleType, folder: str) -> None:
+    """Count the backward passes (``torch.autograd``)."""
+    backward_watch.watch_backward(module)
+
+
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
-    backward_watch.watch_backward(sys.modules["torch.autograd"])
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher

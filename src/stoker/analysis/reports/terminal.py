@@ -51,15 +51,18 @@ _QUANTITIES = {  # a curve's label, and what is asked
 }
 
 
-def show_report(report: Report, console: Console) -> None:
-    """Print a report: verdict, split, rates, scaling, actions, notes."""
-    console.print(Text(f"\n{report.verdict}\n", style="bold"))
+def show_report(report: Report, console: Console, *, details: bool) -> None:
+    """Print a report in about ten lines; with ``details`` also split, rates, scaling, actions."""
+    console.print(Text(f"\n{report}\n"))
+    if not details:
+        console.print("--details shows all rates, actions and notes; --html FILE as a page.")
+        return
     for part in list_parts(report):
         console.print(part)
 
 
 def list_parts(report: Report) -> Iterator[Text | Table]:
-    """Return what is shown of a report, but for its verdict."""
+    """Return what is shown of a report, but for its verdict and doubts."""
     yield _draw_split(report)
     yield _make_rates_table(report)
     if report.transforms:

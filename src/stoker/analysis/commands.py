@@ -63,7 +63,7 @@ def analyze(
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.reports.page import write_page
     from stoker.analysis.scripts.script_job import trace_script
-    from stoker.analysis.scripts.script_process import make_command, describe_crash
+    from stoker.analysis.scripts.script_process import describe_crash, make_command
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"

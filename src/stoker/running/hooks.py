@@ -15,7 +15,6 @@ from stoker.basics.resources import format_bytes
 from stoker.basics.warn import say
 from stoker.frameworks.rank import process_group
 from stoker.running.batches import ChangedLoader
-from stoker.running.edits import show_edits
 from stoker.running.examples.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
 from stoker.running.outcome import EpochPace, RunOutcome
@@ -78,16 +77,11 @@ class _RunningProcess:
         self._known[loader] = found
         return found
 
-    def _tell(self, site: str, text: str) -> bool:
-        """Say what is done with a loader, and return True, if that was not said last.
-
-        A loader may be built anew for every epoch.
-        """
-        if self._told.get(site) == text:
-            return False
-        self._told[site] = text
-        self._say(f"{site}: {text}")
-        return True
+    def _tell(self, site: str, text: str) -> None:
+        """Say what is done with a loader, unless that was said last: it may be built anew."""
+        if self._told.get(site) != text:
+            self._told[site] = text
+            self._say(f"{site}: {text}")
 
     def _name(self, loader: Any) -> str:
         """Name a loader as the analysis does; one that is built anew for every epoch stays one."""
@@ -118,10 +112,7 @@ class _RunningProcess:
             self._choices[kind] = choice, pace
             if choice.is_changed:
                 self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
-            is_new = self._tell(site, describe(choice))
-            if is_new and self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
-                place = vars(loader).get("_stoker_place", ("", 0))
-                say(show_edits(place, choice).removesuffix("\n"))
+            self._tell(site, describe(choice))
         choice, pace = self._choices[kind]
         if not choice.is_changed:
             return None

@@ -155,6 +155,8 @@ class Loader(msgspec.Struct, frozen=True):
     seen."""
     moves: list[str] = []
     """What reading an example changes of the dataset, by name; unknown where that is random."""
+    place: tuple[str, int] | None = None
+    """The path and the line of ``name``; None for a pipeline."""
 
 
 class AsItIs(msgspec.Struct, frozen=True):

@@ -531,6 +531,7 @@ class _RankFindings:
             trains=any(row.trains for row in rows),
             changes=about["changes"],
             moves=rank.described.get("moves", []) if is_own else [],
+            place=tuple(about["place"]) if about.get("place") else None,
         )
 
 

@@ -26,12 +26,14 @@ def estimate_interval(values: Sequence[float]) -> Rate:
 
 
 @cache
-def find_t(freedom: int, confidence: float = _CONFIDENCE) -> float:
-    """Return Student's t for a two-sided interval; ``freedom`` is at least 1."""
+def find_t(freedom: int) -> float:
+    """Return Student's t for a two-sided 95 % interval; ``freedom`` is at least 1."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # halves an angle to the last bit
         angle = (low + high) / 2
-        low, high = (angle, high) if _find_confidence(angle, freedom) < confidence else (low, angle)
+        low, high = (
+            (angle, high) if _find_confidence(angle, freedom) < _CONFIDENCE else (low, angle)
+        )
     return math.sqrt(freedom) * math.tan(low)
 
 

@@ -15,9 +15,9 @@ from stoker.analysis.model.changes import (
     predict_gain,
     with_faster_prep,
     with_kept,
-    with_less_work,
     with_processes,
     with_workers,
+    without_work,
 )
 from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.model import Change, predict
@@ -273,7 +273,10 @@ def _advise_place(report: Report) -> Iterator[Action]:
         f"keep {keeping.kept_fraction:.0%} of the examples as {keeping.name} makes them",
         f"{keeping.name}.cache()",
         predict_gain(
-            report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
+            report,
+            job=lambda case: with_kept(
+                case, 1 - keeping.left_fraction, without_work(case, later_s)
+            ),
         ),
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
         'less than with a cache at any other place (.cache("auto") chooses it)',

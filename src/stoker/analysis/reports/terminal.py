@@ -103,19 +103,17 @@ def _draw_split(report: Report) -> Text:
 def _make_rates_table(report: Report) -> Table:
     columns = ("", _NUMBER("value"), "95 % interval", "what it is")
     table = _TITLED(*columns, title="Rates, examples/s")
-    reasons: dict[str, str] = {}
+    unknown: dict[str, list[str]] = {}
     for name, rate in asdict(report.rates).items():
         if rate is None:
-            why = report.reasons.get(name, _MEANING[name])
-            if why in reasons:
-                why = f"as {reasons[why]}"
-            reasons.setdefault(why, name)
-            table.add_row(name, "-", "", Text(why, style="dim"))
+            unknown.setdefault(report.reasons.get(name, "not measured"), []).append(name)
         else:
             interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
             table.add_row(name, f"{rate.value:,.0f}", interval, _MEANING[name])
+    captions = [f"{', '.join(names)} not known: {why}" for why, names in unknown.items()]
     if report.copy_s is not None:
-        table.caption = f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms"
+        captions.append(f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms")
+    table.caption = Text("\n".join(captions)) if captions else None
     return table
 
 

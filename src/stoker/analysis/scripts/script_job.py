@@ -492,7 +492,9 @@ class ScriptJob:
             do="alternate", again=again, steps=turns * sum(batches),
             shares=[(share.kind, share.workers, share.batches) for share in shares],
         ):  # fmt: skip
-            if "error" in answer and not answer["error"].startswith("StopIteration"):
+            # Its epoch is over, or it was started again and has prepared no batches since.
+            known = "StopIteration", "LookupError"
+            if "error" in answer and not answer["error"].startswith(known):
                 self.trace.note(f"training by turns failed: {answer['error']}")
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
             yield recorded, split_into_turns(pairs, shares)

@@ -24,8 +24,7 @@ from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
 from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
-from stoker.running.examples.identity import identify_examples  # noqa: E402
-from stoker.running.examples.kept_examples import KeptExamples  # noqa: E402
+from stoker.running.examples.kept_examples import KeptExamples, identify_examples  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
 
@@ -309,8 +308,7 @@ def test_what_cannot_be_known_is_this_processs_own() -> None:
 SHARED = """
 import sys
 import torch
-import stoker.running.examples.identity as identity
-from stoker.running.examples.kept_examples import KeptExamples
+from stoker.running.examples.kept_examples import KeptExamples, identify_examples
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
@@ -319,7 +317,7 @@ class Rows(torch.utils.data.Dataset):
         return torch.full((3,), float(index))
 
 data = Rows()
-kept = KeptExamples(data, 4 << 20, identity.identify_examples(data))
+kept = KeptExamples(data, 4 << 20, identify_examples(data))
 for index in range(40):
     kept[index]
 kept._cache.flush()

@@ -131,7 +131,7 @@ class ScriptJob:
             take_at = 0 if "G" in self.done else self._after_replay()
             sites = {"site": self._site, "trains": [self._site, *self._trains]}
             self._plan = sites | {"replay_at": 0, "take_at": take_at}
-        self.say(f"starting the script ({_ORDINALS[self.trace.starts]} start)")
+        self.say(f"starting the script (start {self.trace.starts})")
         session = Session(self.trace, folder, self._deadline, self._max_seconds, self._plan)
         self._session = session
         try:
@@ -531,10 +531,6 @@ class ScriptJob:
             for rank in self._recorded:
                 rank.opened = [line for line in rank.opened if line["kind"] in ("file", "socket")]
         return self.files
-
-
-# As many as there are starts (``_MOST_STARTS``).
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
 def _in_a_line(error: str) -> str:

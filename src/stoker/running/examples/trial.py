@@ -32,8 +32,7 @@ from stoker.analysis.probe.example import (
 )
 from stoker.analysis.probe.state import digest_state, find_changes, read_state
 from stoker.basics import pytree
-from stoker.running.examples.identity import identify_examples
-from stoker.running.examples.kept_examples import find_record
+from stoker.running.examples.kept_examples import find_record, identify_examples
 from stoker.transport.codec.decoder import decode
 
 # Of prctl(2), which Python does not name.

@@ -342,6 +342,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             top = next(iter(self.transforms), None)
             why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
             lines.append(f"Nothing that is known of the loader would help much{why}.")
+            lines += [
+                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title}."
+                for each in self.actions[:1]
+                if each.condition
+            ]
         if self.transforms:
             costs = (f"{cost.name} {cost.share.value:.0%}" for cost in self.transforms[:4])
             lines.append(f"Preparing: {', '.join(costs)}.")

@@ -356,6 +356,7 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {what} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor)),
-        "measured in steps; a repeated example is worth less than a fresh one (docs/evidence.md "
-        f"has the gains of other tasks by R, which is {job.ingestion / before.rate:.1f} here)",
+        "measured in steps (docs/evidence.md has the gains of other tasks by R, which is "
+        f"{job.ingestion / before.rate:.1f} here)",
+        "if a repeated example is worth nearly as much as a fresh one",
     )

@@ -211,15 +211,12 @@ class CachedDataset:
 
     def _read(self, indices: list[Any]) -> list[Any]:
         dataset = self._dataset
-        if not self._gives_many():
+        if not gives_many(dataset):
             return [dataset[index] for index in indices]
         values = list(dataset.__getitems__(indices))
         if len(values) != len(indices):
             raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
         return values
-
-    def _gives_many(self) -> bool:
-        return gives_many(self._dataset)
 
     def _read_one(self, index: Any) -> Any:
         return self._read([index])[0]

@@ -63,8 +63,8 @@ def random_resized_crop(
         dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
             This is faster for large photographs, but changes the pixels. It needs
             ``stoker-native``.
-        strict: whether a file is decoded in full at its first use. Otherwise damage of a JPEG
-            outside the box goes unnoticed.
+        strict: whether files are decoded in full. Otherwise damage of a JPEG outside the box goes
+            unnoticed.
         max_pixels: images with more pixels are refused, as in ``decode``.
         orient: whether to turn a file by its EXIF orientation first. A file that is turned is
             decoded in full.

@@ -17,8 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
@@ -26,6 +25,9 @@ from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
 from stoker.errors import StageError
+
+if TYPE_CHECKING:
+    from stoker.engine.workers.threads import WorkerPool
 
 WARNED_FRACTION = 0.25
 """The part of the timeout after which an example is warned of. Chosen, not measured."""
@@ -35,22 +37,6 @@ _LOOKS = 8
 _FRAMES = 12
 # How long the watching thread's end is waited for; not for ever, as in cache/writer.py.
 _END_S = 5.0
-
-
-class WatchedPool(Protocol):
-    """The pool of workers that a watch tells."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    def wake_consumer(self) -> None:
-        """Call with the lock held."""
-        ...
 
 
 class Job:
@@ -96,13 +82,15 @@ class Job:
     def stack(self) -> str:
         """Return the stack of the thread, or of the process' main thread, as text."""
         if self.remote is not None:
-            return _text_of(self.remote.stack())
+            return _text_of(self.remote.process.stack())
         frame = sys._current_frames().get(self.thread.ident or 0)
         return _text_of(traceback.extract_stack(frame) if frame is not None else [])
 
     @property
     def worker(self) -> str:
-        return f"thread {self.thread.name}" if self.remote is None else str(self.remote.name)
+        return (
+            f"thread {self.thread.name}" if self.remote is None else str(self.remote.process.name)
+        )
 
 
 class Watch:
@@ -117,10 +105,10 @@ class Watch:
         warnings: of these the consumer warns.
     """
 
-    def __init__(self, pool: WatchedPool, timeout_ns: int) -> None:
+    def __init__(self, pool: WorkerPool, timeout_ns: int) -> None:
         self.replaced = 0
         self.warnings: list[str] = []
-        self._pool: WatchedPool | None = pool
+        self._pool: WorkerPool | None = pool
         self._lock = pool.lock
         self._timeout_ns = timeout_ns
         self._warned_ns = max(1, int(WARNED_FRACTION * timeout_ns))
@@ -130,7 +118,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     @property
-    def _of_pool(self) -> WatchedPool:
+    def _of_pool(self) -> WorkerPool:
         assert self._pool is not None
         return self._pool
 
@@ -227,7 +215,7 @@ class Watch:
             else:
                 self.replaced += 1
                 job.verdict = job.row, failure
-                job.remote.give_up()
+                job.remote.process.give_up()
 
 
 def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:

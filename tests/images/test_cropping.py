@@ -22,11 +22,11 @@ from backends import backend  # noqa: F401 - for every test here
 from stoker.images import (
     center_crop,
     decode,
-    flip,
+    hflip,
     random_crop,
     random_resized_crop,
     resize,
-    resized_center_crop,
+    resize_center_crop,
 )
 from stoker.images.cropping import random_box
 
@@ -105,7 +105,7 @@ def test_the_middle_of_a_resized_image_in_one(form: str) -> None:
     image = forms()[form]
     for antialias in (True, False):
         whole = resize(48, antialias=antialias)(image)
-        made = resized_center_crop((40, 44), 48, antialias=antialias)(image)
+        made = resize_center_crop(resize=48, crop=(40, 44), antialias=antialias)(image)
         assert levels_apart(made, center_crop((40, 44))(whole)) <= 1
 
 
@@ -262,7 +262,10 @@ def test_files_are_turned_if_that_is_asked_for(kind: str, how: Any) -> None:
         (random_resized_crop(16, orient=True, **how), random_resized_crop(16)),
         (random_crop(16, orient=True, **how), random_crop(16)),
         (center_crop(40, orient=True, **how), center_crop(40)),
-        (resized_center_crop(16, 20, orient=True, **how), resized_center_crop(16, 20)),
+        (
+            resize_center_crop(resize=20, crop=16, orient=True, **how),
+            resize_center_crop(resize=20, crop=16),
+        ),
         (resize(16, orient=True), resize(16)),
     ]
     files = []
@@ -282,7 +285,7 @@ def test_files_are_turned_if_that_is_asked_for(kind: str, how: Any) -> None:
             assert levels_apart(a, b) <= 2, file[:4]
 
 
-@pytest.mark.parametrize("crop", [resize(9), center_crop(9), resized_center_crop(9, 12)])
+@pytest.mark.parametrize("crop", [resize(9), center_crop(9), resize_center_crop(resize=12, crop=9)])
 def test_they_pickle(crop: Any) -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(crop))(ROWS), crop(ROWS))
 
@@ -342,7 +345,7 @@ def test_larger_images_than_allowed_are_refused(form: str) -> None:
         lambda x: random_crop(8, max_pixels=7776)(x, rng()),
         resize(8, max_pixels=7776),
         center_crop(8, max_pixels=7776),
-        resized_center_crop(8, 9, max_pixels=7776),
+        resize_center_crop(resize=9, crop=8, max_pixels=7776),
     ):
         with pytest.raises(ValueError, match="101 x 77 pixels: more than 7776"):
             crop(image)
@@ -381,7 +384,7 @@ def test_generators_of_a_device_are_refused() -> None:
         (lambda: resize(8, max_pixels=0), "max_pixels="),
         (lambda: random_resized_crop(8, flip_p="x"), "flip_p="),  # type: ignore[arg-type]
         (lambda: random_resized_crop(8, flip_p=1.5), "flip_p="),
-        (lambda: resized_center_crop(9, 8), "does not fit"),
+        (lambda: resize_center_crop(resize=8, crop=9), "does not fit"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: Any, words: str) -> None:
@@ -405,9 +408,9 @@ def test_numbers_of_numpy_are_numbers(form: str) -> None:
 
 
 def test_flips_of_one_image_and_of_many() -> None:
-    assert np.array_equal(flip(ROWS), ROWS[:, ::-1])
-    assert np.array_equal(flip(np.stack([ROWS, ROWS])), np.stack([ROWS, ROWS])[:, :, ::-1])
-    kept = [stoker.images.random_flip(ROWS, rng(seed)) for seed in range(40)]
+    assert np.array_equal(hflip(ROWS), ROWS[:, ::-1])
+    assert np.array_equal(hflip(np.stack([ROWS, ROWS])), np.stack([ROWS, ROWS])[:, :, ::-1])
+    kept = [stoker.images.random_hflip(ROWS, rng(seed)) for seed in range(40)]
     flipped = sum(np.array_equal(image, ROWS[:, ::-1]) for image in kept)
     assert flipped + sum(np.array_equal(image, ROWS) for image in kept) == 40
     assert 8 < flipped < 32

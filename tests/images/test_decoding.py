@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 import stoker
 from backends import backend  # noqa: F401 - for every test here
-from stoker.images import center_crop, decode, resize, size
+from stoker.images import center_crop, decode, read_size, resize
 
 
 def encoded(image: Any, kind: str = "PNG", **how: Any) -> bytes:
@@ -206,8 +206,8 @@ def test_images_are_turned_as_exif_says_if_that_is_asked_for(kind: str, turn: in
     assert np.array_equal(decode(data, orient=True), upright)
     assert decode(data, orient=True).flags.c_contiguous
     assert np.array_equal(checked(data), as_kept)
-    assert size(data) == (24, 32)
-    assert size(data, orient=True) == upright.shape[:2]
+    assert read_size(data) == (24, 32)
+    assert read_size(data, orient=True) == upright.shape[:2]
 
 
 @pytest.mark.parametrize("turn", [3, 6])
@@ -218,7 +218,7 @@ def test_tiffs_are_turned_once(turn: int) -> None:
     upright = np.rot90(gradient(3), {3: 2, 6: 3}[turn])
     assert np.array_equal(decode(data, orient=True), upright)
     assert np.array_equal(decode(data), upright)  # Pillow does it
-    assert size(data) == size(data, orient=True) == upright.shape[:2]
+    assert read_size(data) == read_size(data, orient=True) == upright.shape[:2]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -258,11 +258,11 @@ def test_what_pillow_takes_for_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_other_kinds_of_bytes(made: Any) -> None:
     data = encoded(Image.fromarray(gradient(3)), "JPEG")
     assert np.array_equal(decode(made(data)), decode(data))
-    assert size(made(data)) == (24, 32)
+    assert read_size(made(data)) == (24, 32)
 
 
 def test_sizes_of_damaged_files_are_errors() -> None:
     with pytest.raises(OSError, match=r"ends early|truncated|cannot identify"):
-        size(encoded(Image.fromarray(gradient(3)), "JPEG")[:20])
+        read_size(encoded(Image.fromarray(gradient(3)), "JPEG")[:20])
     with pytest.raises(UnidentifiedImageError):
-        size(b"this is a text")
+        read_size(b"this is a text")

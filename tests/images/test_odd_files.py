@@ -20,8 +20,8 @@ from stoker.images import (
     normalize,
     random_crop,
     random_resized_crop,
+    read_size,
     resize,
-    size,
     to_chw,
 )
 
@@ -39,13 +39,13 @@ def with_exif(exif: bytes) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+@pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
 def test_an_empty_file_is_called_so(read: Any) -> None:
     with pytest.raises(UnidentifiedImageError, match="in an empty file"):
         read(b"")
 
 
-@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+@pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
 def test_what_no_image_begins_with_is_shown(read: Any) -> None:
     with pytest.raises(UnidentifiedImageError, match=r"in 19 bytes that begin with b'<!DOCTYPE ht"):
         read(b"<!DOCTYPE html><htm")
@@ -57,7 +57,7 @@ EPS = (
 )
 
 
-@pytest.mark.parametrize("read", [decode, size, resize(8), center_crop(8)])
+@pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
 def test_no_program_is_started_for_a_file_of_a_strange_format(
     read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +77,7 @@ def test_formats_name_what_is_decoded() -> None:
     with pytest.raises(UnidentifiedImageError, match=r"looks like PPM.*formats=\['PPM'\]"):
         decode(ppm)
     assert np.array_equal(decode(ppm, formats=["ppm"]), ROWS)
-    assert size(ppm, formats=["PPM"]) == (60, 80)
+    assert read_size(ppm, formats=["PPM"]) == (60, 80)
     with pytest.raises(UnidentifiedImageError, match="looks like PNG"):
         decode(png, formats=["PPM"])
     with pytest.raises(UnidentifiedImageError, match="looks like JPEG"):
@@ -99,7 +99,7 @@ def test_what_is_no_list_of_formats_is_refused(formats: Any, error: Any, words: 
         decode(encoded(ROWS, "PNG"), formats=formats)
 
 
-@pytest.mark.parametrize("read", [decode, size])
+@pytest.mark.parametrize("read", [decode, read_size])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -169,7 +169,7 @@ def test_two_pictures_in_one_file_give_the_first() -> None:
     data = stream.getvalue()
     with Image.open(io.BytesIO(data)) as read:
         assert read.format == "MPO"
-    assert size(data) == (60, 80)
+    assert read_size(data) == (60, 80)
     assert np.array_equal(decode(data), by_pillow(data))
     assert np.array_equal(random_crop(40)(data, rng()), random_crop(40)(decode(data), rng()))
 
@@ -196,7 +196,7 @@ def test_much_beside_the_pixels_is_passed_over() -> None:
     assert len(data) > 360_000
     assert np.array_equal(decode(data), decode(JPEG))
     assert decode(data, orient=True).shape == (80, 60, 3)
-    assert size(data, orient=True) == (80, 60)
+    assert read_size(data, orient=True) == (80, 60)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_much_beside_the_pixels_is_passed_over() -> None:
 def test_damaged_exif_turns_nothing(exif: bytes) -> None:
     data = with_exif(exif)
     assert np.array_equal(decode(data, orient=True), decode(JPEG))
-    assert size(data, orient=True) == (60, 80)
+    assert read_size(data, orient=True) == (60, 80)
 
 
 def test_exif_that_pillow_cannot_read_turns_nothing() -> None:
@@ -223,7 +223,7 @@ def test_exif_that_pillow_cannot_read_turns_nothing() -> None:
     assert broken != data
     assert decode(data, orient=True).shape == (80, 60, 3)
     assert np.array_equal(decode(broken, orient=True), ROWS)
-    assert size(broken, orient=True) == (60, 80)
+    assert read_size(broken, orient=True) == (60, 80)
 
 
 def test_damage_is_an_error_of_the_system_whatever_pillow_calls_it() -> None:

@@ -288,7 +288,10 @@ PICTURES: Mistakes = [
     (lambda: im.resize(np.zeros((8, 8, 3))), ".map(stoker.images.resize(224), on='image')"),
     (lambda: im.random_resized_crop(8, scale=2), "the smallest and the largest value"),
     (lambda: im.normalize(0.5), "a mean and a deviation for each channel"),
-    (lambda: list(p().batch(2).random_map(images.random_flip)), "Give on= the name of their field"),
+    (
+        lambda: list(p().batch(2).random_map(images.random_hflip)),
+        "Give on= the name of their field",
+    ),
     (lambda: images.to_chw(np.zeros(3)), "an image must have three axes"),
 ]
 

@@ -202,7 +202,7 @@ class RemoteFolderSource(ReadsRanges[Any], IndexedSource):
         FileNotFoundError: there is nothing.
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
             class; or it is a URL of HTTP.
-        RemoteError: the server failed for longer than ``retry_s``, or for good.
+        RemoteError: the server failed for longer than ``timeout_s``, or for good.
         ImportError: a package is missing.
     """
 

@@ -5,14 +5,14 @@ import typing as _typing
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
-from stoker.adapters.cached_dataset import CachedDataset, cached
-from stoker.adapters.monitored import EpochWait, Monitored, monitor
-from stoker.adapters.schedules import LrSchedule, lr_schedule
+from stoker import types as types
+from stoker.adapters.cached_dataset import cached
+from stoker.adapters.monitored import monitor
+from stoker.adapters.schedules import lr_schedule
 from stoker.adapters.serving import serve_metrics
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
-from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
     echo,
     from_arrays,
@@ -39,7 +39,6 @@ from stoker.errors import (
     FeedError,
     FieldError,
     RemoteError,
-    Skip,
     StageError,
     StateError,
     StokerError,
@@ -48,22 +47,8 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.pipeline import Pipeline
-from stoker.schedule.epoch_time import EpochTime
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
-from stoker.stats import (
-    CacheStats,
-    Clock,
-    PartStats,
-    PoolStats,
-    ProcessTrial,
-    StageStats,
-    Stats,
-    ThreadTrial,
-    Totals,
-    Uses,
-    WorkerTime,
-)
 from stoker.steps.scan import DROP
 from stoker.version import __version__
 
@@ -76,17 +61,12 @@ __all__ = [
     "analyze",
     "BudgetSpent",
     "cached",
-    "CachedDataset",
     "CacheError",
-    "CacheStats",
     "CacheWarning",
-    "Clock",
     "ClusterError",
     "collate",
     "DROP",
     "echo",
-    "EpochTime",
-    "EpochWait",
     "FeedError",
     "FieldError",
     "from_arrays",
@@ -106,36 +86,24 @@ __all__ = [
     "from_tokens",
     "images",
     "lr_schedule",
-    "LrSchedule",
     "mix",
     "monitor",
-    "Monitored",
-    "PartStats",
     "Pipeline",
-    "PipelineIterator",
-    "PoolStats",
-    "ProcessTrial",
     "reads_only",
     "RemoteError",
     "serve_metrics",
     "share",
-    "Skip",
     "Source",
     "Stage",
     "StageError",
-    "StageStats",
     "StateError",
-    "Stats",
     "StokerError",
     "testing",
     "thread_safe",
-    "ThreadTrial",
     "TokenError",
-    "Totals",
+    "types",
     "UnlikeError",
-    "Uses",
     "WorkerDied",
-    "WorkerTime",
 ]
 
 if not _typing.TYPE_CHECKING:  # else any name would be right for a type checker

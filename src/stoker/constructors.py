@@ -617,8 +617,8 @@ def mix(
     Args:
         parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
             count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
-            of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An epoch then has
-            as many examples as all parts together, and ``stop=`` has no meaning.
+            of training (a ``stoker.types.EpochTime``); it is asked 128 times an epoch. An epoch
+            then has as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
         seed: of the parts' orders and all random draws; by default the seed of the parts, which

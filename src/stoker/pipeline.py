@@ -281,9 +281,9 @@ class Pipeline(EpochApi[T]):
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
-            clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
-                much of it comes before the example's own place, from 0 to 1. The same on all ranks,
-                in all workers and after a resume.
+            clock: call ``fn(x, clock)`` with a ``stoker.types.EpochTime``: the epoch of the data, and
+                how much of it comes before the example's own place, from 0 to 1. The same on all
+                ranks, in all workers and after a resume.
 
         Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
         a missing field, ValueError for ``clock`` over streams and after ``batch``.

@@ -88,7 +88,7 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
     return [[frozen(batch) for batch in loader] for _ in range(count)]
 
 
-def settled(dataset: stoker.CachedDataset, items: int) -> None:
+def settled(dataset: stoker.types.CachedDataset, items: int) -> None:
     """Wait until so many items are in the store: they are written by the by."""
     give_up_at = time.monotonic() + 200
     while dataset.cache_stats().items < items:
@@ -96,7 +96,7 @@ def settled(dataset: stoker.CachedDataset, items: int) -> None:
         time.sleep(0.002)
 
 
-def written(dataset: stoker.CachedDataset) -> int:
+def written(dataset: stoker.types.CachedDataset) -> int:
     """Wait until all that was offered is written or refused; return how many items there are."""
     give_up_at = time.monotonic() + 200
     while (stats := dataset.cache_stats()).admitted != stats.items:
@@ -589,7 +589,7 @@ def weighted() -> Any:
     return WeightedRandomSampler(weights, MANY, generator=torch.Generator().manual_seed(0))
 
 
-def paced(dataset: stoker.CachedDataset, *loaders: Any) -> Iterator[Any]:
+def paced(dataset: stoker.types.CachedDataset, *loaders: Any) -> Iterator[Any]:
     """Yield the batches of epochs, at the pace at which items are written."""
     seen: set[int] = set()
     for loader in loaders:

@@ -49,7 +49,7 @@ class Loader:
         return len(self.waits_s)
 
 
-def passed(clock: Clock, loader: Loader, step_s: float) -> stoker.Monitored[int]:
+def passed(clock: Clock, loader: Loader, step_s: float) -> stoker.types.Monitored[int]:
     monitored = stoker.monitor(loader)
     for _ in monitored:
         clock.passes(step_s)

@@ -18,12 +18,12 @@ Build = Callable[..., stoker.Pipeline]
 
 
 @stoker.thread_safe
-def told(x: Any, clock: stoker.EpochTime) -> Any:
+def told(x: Any, clock: stoker.types.EpochTime) -> Any:
     return x, clock.epoch, clock.progress
 
 
 @stoker.thread_safe
-def told_beside(x: Any, rng: np.random.Generator, clock: stoker.EpochTime) -> Any:
+def told_beside(x: Any, rng: np.random.Generator, clock: stoker.types.EpochTime) -> Any:
     return x, clock.epochs, rng.random()
 
 
@@ -33,7 +33,7 @@ def doubled(x: Any) -> Any:
 
 
 @stoker.thread_safe
-def progress(_: Any, clock: stoker.EpochTime) -> float:
+def progress(_: Any, clock: stoker.types.EpochTime) -> float:
     return clock.progress
 
 

@@ -3,6 +3,7 @@
 import typing as _typing
 
 from stoker import collate as collate
+from stoker import foreign as _foreign
 from stoker import images as images
 from stoker import testing as testing
 from stoker import types as types
@@ -116,6 +117,8 @@ if not _typing.TYPE_CHECKING:  # else any name would be right for a type checker
         missing = f"module 'stoker' has no attribute {name!r}"
         if name in __all__:
             missing += ": it comes from the metadata of an installed stoker (pip install)"
+        else:
+            missing += _foreign.hint(name, _foreign.FUNCTIONS, __all__)
         raise AttributeError(missing)
 
     def __dir__():

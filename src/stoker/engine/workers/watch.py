@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
@@ -25,9 +25,6 @@ from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
 from stoker.errors import StageError
-
-if TYPE_CHECKING:
-    from stoker.engine.workers.threads import WorkerPool
 
 WARNED_FRACTION = 0.25
 """The part of the timeout after which an example is warned of. Chosen, not measured."""
@@ -97,7 +94,7 @@ class Watch:
     """Watches the workers of a pool.
 
     Args:
-        pool: the pool.
+        pool: the ``WorkerPool``.
         timeout_ns: how long a stage may work on one example.
 
     Attributes:
@@ -105,10 +102,10 @@ class Watch:
         warnings: of these the consumer warns.
     """
 
-    def __init__(self, pool: WorkerPool, timeout_ns: int) -> None:
+    def __init__(self, pool: Any, timeout_ns: int) -> None:
         self.replaced = 0
         self.warnings: list[str] = []
-        self._pool: WorkerPool | None = pool
+        self._pool = pool
         self._lock = pool.lock
         self._timeout_ns = timeout_ns
         self._warned_ns = max(1, int(WARNED_FRACTION * timeout_ns))
@@ -116,11 +113,6 @@ class Watch:
         self._running = threading.Lock()  # no Event: Ctrl-C could leave the lock in it held
         self._running.acquire()
         self._thread: threading.Thread | None = None
-
-    @property
-    def _of_pool(self) -> WorkerPool:
-        assert self._pool is not None
-        return self._pool
 
     def open(self) -> None:
         """Begin to watch."""
@@ -178,7 +170,7 @@ class Watch:
             while not self._running.acquire(timeout=period_ns / 1e9):
                 self.look(period_ns)
         except BaseException as error:
-            self._of_pool.fail(error)
+            self._pool.fail(error)
 
     def _failure(self, job: Job, stack: str) -> Failure:
         waited, timeout_s = format_seconds(job.waited_ns / 1e9), self._timeout_ns / 1e9
@@ -203,15 +195,15 @@ class Watch:
                 f"{error.where} has been in {error.stage} for {waited}, in {job.worker}, at\n"
                 f"{stack}\nAfter {end} it fails with TimeoutError{skips}"
             )
-            self._of_pool.wake_consumer()
+            self._pool.wake_consumer()
 
     def _give_up(self, job: Job) -> None:
         failure = self._failure(job, job.stack())
         with self._lock:
-            if job.has_moved or self._of_pool.closed or job.verdict is not None:
+            if job.has_moved or self._pool.closed or job.verdict is not None:
                 return
             if job.remote is None:
-                self._of_pool.fail(failure.error)
+                self._pool.fail(failure.error)
             else:
                 self.replaced += 1
                 job.verdict = job.row, failure

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from encoded_images import FILES, by_pillow, encoded, levels_apart, photograph
 from PIL import Image, UnidentifiedImageError, features
 
@@ -27,6 +28,8 @@ from stoker.images import (
 
 ROWS = photograph(60, 80)
 JPEG = encoded(ROWS)
+OTHER_SHAPES = [(0, 5, 3), (5, 0, 3), (5, 5, 2), (3, 60, 80), (60, 80)]
+DTYPES = [np.float32, np.uint16, np.int64, bool]
 
 
 def rng() -> np.random.Generator:
@@ -116,28 +119,6 @@ def test_what_is_no_file_is_refused(read: Any, given: Any, words: str) -> None:
         read(given)
 
 
-def test_images_of_pillow_are_to_be_arrays() -> None:
-    with pytest.raises(TypeError, match=r"not Image: convert it with a \.map\(numpy\.array"):
-        resize(8)(Image.fromarray(ROWS))
-    assert resize(8)(np.array(Image.fromarray(ROWS))).shape == (8, 10, 3)
-
-
-def test_tensors_are_to_be_arrays() -> None:
-    torch = pytest.importorskip("torch")
-    for fn in (resize(8), decode):
-        with pytest.raises(
-            TypeError,
-            match=r"not Tensor: convert it with a \.map\(numpy\.array",
-        ):
-            fn(torch.from_numpy(ROWS))
-
-
-@pytest.mark.parametrize("name", ["cats/1.jpg", Path("cats/1.jpg")])
-def test_names_are_not_cropped(name: Any) -> None:
-    with pytest.raises(TypeError, match=r"not as its name 'cats/1\.jpg': read it"):
-        resize(8)(name)
-
-
 def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
     data: Any = np.frombuffer(JPEG, np.uint8)
     assert np.array_equal(decode(data), decode(JPEG))
@@ -145,21 +126,30 @@ def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
     assert np.array_equal(color_jitter(0.5)(data, rng()), color_jitter(0.5)(JPEG, rng()))
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 5, 2), (3, 60, 80), (60, 80)])
-def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="with 1, 3 or 4 channels, not "):
-        resize(8)(np.zeros(shape, np.uint8))
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("cats/1.jpg", r"not as its name 'cats/1\.jpg': read it"),
+        (Path("cats/1.jpg"), r"not as its name 'cats/1\.jpg': read it"),
+        (3, "bytes or an array, not int: give on="),
+        (Image.fromarray(ROWS), r"not Image: convert it with a \.map\(numpy\.array"),
+        (torch.from_numpy(ROWS), r"not Tensor: convert it with a \.map\(numpy\.array"),
+        *((np.zeros(shape, np.uint8), "with 1, 3 or 4 channels, not ") for shape in OTHER_SHAPES),
+        (ROWS[..., 0], r"for a grey image give image\[\.\.\., None\]"),
+        *((ROWS.astype(dtype), f"need uint8 images, not {np.dtype(dtype)}") for dtype in DTYPES),
+    ],
+)
+def test_what_is_no_image_is_not_cropped(given: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        resize(8)(given)
+    if isinstance(given, torch.Tensor):
+        with pytest.raises(TypeError, match=words):
+            decode(given)  # type: ignore[arg-type]
 
 
-def test_grey_arrays_are_told_what_they_lack() -> None:
-    with pytest.raises(ValueError, match=r"for a grey image give image\[\.\.\., None\]"):
-        resize(8)(ROWS[..., 0])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
-def test_arrays_of_other_dtypes_are_refused(dtype: Any) -> None:
-    with pytest.raises(TypeError, match=f"need uint8 images, not {np.dtype(dtype)}"):
-        center_crop(8)(ROWS.astype(dtype))
+def test_crops_larger_than_the_image_are_refused() -> None:
+    with pytest.raises(ValueError, match="an image of 60 x 80 with a padding of 2 is smaller"):
+        random_crop((65, 9), 2)(ROWS, rng())
 
 
 def test_two_pictures_in_one_file_give_the_first() -> None:

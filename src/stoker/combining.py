@@ -45,7 +45,7 @@ def mix(
         pipelines: the parts.
         weights: a number above 0 for each part; by default all are equal. Examples that a part's
             filter drops count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at
-            that point of training (a ``stoker.Progress``); it is asked 128 times an epoch. An
+            that point of training (a ``stoker.types.Progress``); it is asked 128 times an epoch. An
             epoch then has as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.

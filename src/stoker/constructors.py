@@ -261,7 +261,7 @@ def from_folder(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledImage]: ...
 
@@ -276,7 +276,7 @@ def from_folder(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledFile]: ...
 
@@ -290,7 +290,7 @@ def from_folder(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
@@ -307,7 +307,7 @@ def from_folder(
             which may lack some classes, ``train.class_names``.
         seed, on_error: as in ``from_dataset``.
         requests: for URLs, the largest number of files read at a time.
-        retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
+        timeout_s: for URLs, how long a temporary failure of a file is retried, in seconds.
         storage_options: for URLs, the options of fsspec's file system.
 
     Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
@@ -316,7 +316,7 @@ def from_folder(
     """
     from stoker.sources.folder import FolderSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     source = FolderSource(path, remote, extensions=extensions, classes=classes)
     return _begin(source, seed, on_error)
 
@@ -328,7 +328,7 @@ def from_files(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[File]:
     """Read files: examples ``(path=str, data=bytes)``.
@@ -337,14 +337,14 @@ def from_files(
         paths: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
             ``"https://host/{0000..0999}.jpg"``, which needs no listing.
-        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+        seed, on_error, requests, timeout_s, storage_options: as in ``from_folder``.
 
     Raises FileNotFoundError if no file fits the pattern, ValueError for a pattern over HTTP, which
     lists nothing, RemoteError after a permanent failure of a server.
     """
     from stoker.sources.remote.files import FilesSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     return _begin(FilesSource(paths, remote), seed, on_error)
 
 
@@ -357,7 +357,7 @@ def from_parquet(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
@@ -374,7 +374,7 @@ def from_parquet(
             the statistics of row groups and one pass over the named columns; then like
             ``.select()``.
         seed, on_error: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
     Types that differ between files are unified (int32 beside int64); a column that a file lacks is
@@ -386,7 +386,7 @@ def from_parquet(
     """
     from stoker.sources.arrow.parquet import ParquetSource
 
-    source = ParquetSource(paths, _options(requests, retry_s, storage_options), columns)
+    source = ParquetSource(paths, _options(requests, timeout_s, storage_options), columns)
     train = _begin(source, seed, on_error)
     if filters is None:
         return train
@@ -481,7 +481,7 @@ def from_tar(
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
@@ -496,7 +496,7 @@ def from_tar(
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
@@ -505,7 +505,7 @@ def from_tar(
     """
     from stoker.sources.shards.shard_source import ShardSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     source = ShardSource(paths, remote, fields, is_strict=on_error == "raise")
     return _begin(source, seed, on_error)
 
@@ -521,7 +521,7 @@ def from_tokens(
     separator: None = None,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
@@ -537,7 +537,7 @@ def from_tokens(
     separator: int,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
@@ -552,7 +552,7 @@ def from_tokens(
     separator: int | None = None,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
@@ -572,7 +572,7 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` ignores.
         seed: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; each window is
             one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
@@ -581,16 +581,16 @@ def from_tokens(
     """
     from stoker.sources.tokens import TokenSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     return _begin(TokenSource(paths, remote, length, stride, dtype, separator), seed)
 
 
 def _options(
-    requests: int, retry_s: float, storage_options: Mapping[str, Any] | None
+    requests: int, timeout_s: float, storage_options: Mapping[str, Any] | None
 ) -> RemoteOptions:
     from stoker.sources.remote.storage import RemoteOptions
 
-    return RemoteOptions(requests, retry_s, storage_options or {})
+    return RemoteOptions(requests, timeout_s, storage_options or {})
 
 
 def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:

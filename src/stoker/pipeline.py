@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import foreign
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_api import EpochApi
@@ -322,9 +323,9 @@ class Pipeline(EpochApi[T]):
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
-            progress: call ``fn(x, progress)`` with a ``stoker.Progress``: the epoch of the data,
-                and how much of it comes before the example's own place, from 0 to 1. It is the same
-                on all ranks, in all workers and after a resume.
+            progress: call ``fn(x, progress)`` with a ``stoker.types.Progress``: the epoch of the
+                data, and how much of it comes before the example's own place, from 0 to 1. It is
+                the same on all ranks, in all workers and after a resume.
 
         Raises TypeError if ``fn`` does not take one argument (two, with ``progress``), LookupError
         for a missing field, ValueError for ``progress`` over streams and after ``batch``.
@@ -791,6 +792,15 @@ class Pipeline(EpochApi[T]):
         output: T = next_output(self._cursor)
         return output
 
+    if not TYPE_CHECKING:  # else any name would be right for a type checker
+
+        def __getattr__(self, name):
+            """Say what stoker calls what other libraries, or a slip of the pen, call so."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises again what a property raised
+            missing = f"a pipeline has no attribute {name!r}"
+            raise AttributeError(missing + foreign.hint(name, foreign.METHODS, dir(type(self))))
+
     def stats(self) -> Stats:
         """Return statistics of the running epoch, or else of the last one; ``print`` shows them."""
         return self._cursor.stats()
@@ -814,3 +824,6 @@ class Pipeline(EpochApi[T]):
 
     def __repr__(self) -> str:
         return f"<stoker.Pipeline {self.chain}>"
+
+
+foreign.explain_calls(Pipeline)

@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import stoker
-from stoker import ProcessTrial, ThreadTrial, WorkerTime
 from stoker.basics.resources import usable_cores
+from stoker.types import ProcessTrial, ThreadTrial, WorkerTime
 from strategies import (
     Examples,
     Spec,

@@ -79,7 +79,7 @@ def plain(length: int = 100) -> stoker.Pipeline[Any]:
     return stoker.from_dataset(Files(length), seed=0).shuffle().map(decoded)
 
 
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found

@@ -102,7 +102,7 @@ def pets(folder: Path, count: int = 6) -> Path:
     return filled(folder, [f"{kind}/{i}.jpg" for kind in ("cat", "dog") for i in range(count)])
 
 
-def counted(pipeline: stoker.Pipeline) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found
@@ -184,7 +184,7 @@ def chains(draw: st.DrawFn) -> Chain:
     )
 
 
-def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.CacheStats]:
+def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.types.CacheStats]:
     """Compare three epochs with those without a cache; return what the cache did in each."""
     plain, cached = chain.built(False), chain.built(True, workers, kind)
     found = []

@@ -40,13 +40,13 @@ class Sized:
         return np.full(self.sizes[index], (self.name * 31 + index) % 251, np.uint8)
 
 
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found
 
 
-def check_sum(each: list[stoker.CacheStats]) -> None:
+def check_sum(each: list[stoker.types.CacheStats]) -> None:
     """Check that caches of one store account for all of it, within its limit and on the disk."""
     (store,) = {stats.folder for stats in each}
     last = each[-1]

@@ -1465,7 +1465,7 @@ def test_saved_within_steps_the_rest_of_them_is_left() -> None:
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> None:
     pipeline = slow(40, point, auto())
-    assert (pipeline.progress, pipeline.counts) == (0.0, stoker.Counts())
+    assert (pipeline.progress, pipeline.counts) == (0.0, stoker.types.Counts())
     times, uses, steps = [0.0], 0, 0
     for epoch in range(3):
         seen: set[int] = set()
@@ -1477,11 +1477,11 @@ def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> N
             steps += 1
             assert pipeline.epoch == epoch
             assert pipeline.progress == pytest.approx(len(seen) / 40)
-            assert pipeline.counts == stoker.Counts(40 * epoch + len(seen), uses, steps)
+            assert pipeline.counts == stoker.types.Counts(40 * epoch + len(seen), uses, steps)
             times.append(pipeline.epoch + pipeline.progress)
         assert times[-1] == epoch + 1
         assert (pipeline.epoch, pipeline.progress) == (epoch + 1, 0.0)
-        assert pipeline.counts == stoker.Counts(40 * (epoch + 1), uses, steps)
+        assert pipeline.counts == stoker.types.Counts(40 * (epoch + 1), uses, steps)
         times.append(pipeline.epoch + pipeline.progress)
     assert times == sorted(times)
 

@@ -165,7 +165,7 @@ def joining(name: str) -> Callable[[], stoker.Pipeline]:
 @contextlib.contextmanager
 def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> Iterator[Any]:
     """Have a process of its own serve a pipeline; it is killed at the end."""
-    how = FeedSettings(name, "", **{"patience_s": 20.0, **settings})
+    how = FeedSettings(name, "", **{"timeout_s": 20.0, **settings})
 
     def feed() -> None:
         listener = local_socket.listen(name)

@@ -225,7 +225,7 @@ def test_a_feeder_that_is_killed_goes_on_for_jobs_elsewhere(
     """As long as there is a job beside it that starts it again."""
     stays = Play(epochs=3, step_s=0.01)
     with somewhere() as feed, tempfile.TemporaryDirectory() as home:
-        share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
+        share = sharing(kind, feed.name, timeout_s=2.0, listen=feed.listen)
         whom = [(behind, feed.name) for behind in kills]
         first = start(share, Play(epochs=10_000, step_s=0.02), Path(home) / "first")
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
@@ -264,7 +264,7 @@ def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any])
 def test_a_frozen_job_holds_up_nobody_for_long(feed: Somewhere, tmp_path: Path) -> None:
     frozen, others = Play(epochs=4, step_s=0.01), Play(epochs=4, step_s=0.01)
     logs = [tmp_path / "frozen", tmp_path / "others"]
-    with feeding(served.batches, feed.name, listen=feed.listen, patience_s=3.0, jobs=2):
+    with feeding(served.batches, feed.name, listen=feed.listen, timeout_s=3.0, jobs=2):
         jobs = [
             start(joining(feed.url()), frozen, logs[0]),
             start(joining(feed.name), others, logs[1]),

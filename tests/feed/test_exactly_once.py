@@ -54,12 +54,12 @@ def fresh_name() -> str:
 
 @settings(max_examples=200 if FULL else 4)
 @given(plays(), st.sampled_from(served.KINDS), st.sampled_from((0.1, 20.0)))
-def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_s: float) -> None:
+def test_every_job_gets_every_output_once(cast: list[Play], kind: str, timeout_s: float) -> None:
     name = fresh_name()
     with tempfile.TemporaryDirectory() as home:
         logs = [Path(home) / f"{number}" for number in range(len(cast))]
         make: Callable[[], Any] = getattr(served, kind)
-        with feeding(make, name, patience_s=patience_s):
+        with feeding(make, name, timeout_s=timeout_s):
             jobs = [start(joining(name), play, log) for play, log in zip(cast, logs, strict=True)]
             wait_for_the_end(jobs, continue_after_s=0.2)
         for play, log in zip(cast, logs, strict=True):
@@ -73,7 +73,7 @@ def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills:
     name = fresh_name()
     with tempfile.TemporaryDirectory() as home:
         logs = [Path(home) / f"{number}" for number in range(len(cast))]
-        make = sharing(kind, name, jobs=len(cast), patience_s=2.0)
+        make = sharing(kind, name, jobs=len(cast), timeout_s=2.0)
         jobs = [start(make, play, log) for play, log in zip(cast, logs, strict=True)]
 
         def ended() -> bool:

@@ -527,7 +527,7 @@ def _shared_bytes(pid: int) -> int:
 
 @pytest.mark.interrupts
 def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
-    with feeding(served.many, name, patience_s=1000.0):
+    with feeding(served.many, name, timeout_s=1000.0):
         first = stoker.from_feed(name)
         batches = iter(first)
         next(batches)
@@ -555,8 +555,8 @@ def _interrupted(wait: Any) -> None:
         ({"jobs": 0}, ValueError),
         ({"jobs": "8"}, TypeError),
         ({"staging": 2.5}, TypeError),
-        ({"patience_s": 0}, ValueError),
-        ({"patience_s": None}, TypeError),
+        ({"timeout_s": 0}, ValueError),
+        ({"timeout_s": None}, TypeError),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], error: type[Exception], name: str) -> None:

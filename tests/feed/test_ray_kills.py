@@ -33,7 +33,7 @@ def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
     import stoker
 
     target = f"{served.__file__}:batches"
-    train = stoker.share(target, name=name, cluster="ray", patience_s=5.0)
+    train = stoker.share(target, name=name, cluster="ray", timeout_s=5.0)
     found = []
     try:
         for _ in range(epochs):

@@ -118,7 +118,7 @@ def test_a_file_that_was_replaced_fails_and_may_be_skipped(
             return stoker.from_folder(folder, **how)
         if named == "list":
             return stoker.from_files(files, **how)
-        return stoker.from_files([f"file://{file}" for file in files], retry_s=1000.0, **how)
+        return stoker.from_files([f"file://{file}" for file in files], timeout_s=1000.0, **how)
 
     strict, lenient = build(), build(on_error=1)
     (folder / "c" / "2.png").unlink()

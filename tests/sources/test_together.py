@@ -167,7 +167,7 @@ def test_one_preparation_for_many_jobs(tmp_path: Path, source: Any) -> None:
     )
     (tmp_path / "prep.py").write_text(text)
     name = f"sources-{os.getpid()}-{next(_names)}"
-    train = stoker.share(f"{tmp_path}/prep.py:make", name=name, patience_s=30.0)
+    train = stoker.share(f"{tmp_path}/prep.py:make", name=name, timeout_s=30.0)
     batches = iter(train)
     head = [[int(n) for n in next(batches)] for _ in range(4)]
     state = train.state_dict()

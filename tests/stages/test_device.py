@@ -53,7 +53,7 @@ def test_arrays_of_any_byte_order_become_tensors(swapped: str) -> None:
 
 @pytest.mark.parametrize("echo", [1, 2])
 def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> None:
-    def clocks(tail: bool) -> list[tuple[float, stoker.Counts]]:
+    def clocks(tail: bool) -> list[tuple[float, stoker.types.Counts]]:
         train = stoker.from_dataset(range(48), seed=0).shuffle().echo(echo).batch(8)
         train = train.to_torch().workers(2)
         if tail:
@@ -66,7 +66,7 @@ def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> 
 def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
     """Items between a pool and a filter share tasks, of as many as their cost suggests."""
 
-    def clocks(taking_s: float) -> list[tuple[float, stoker.Counts]]:
+    def clocks(taking_s: float) -> list[tuple[float, stoker.types.Counts]]:
         @stoker.thread_safe
         def shifted(x: int, rng: np.random.Generator) -> int:
             time.sleep(taking_s)

@@ -199,7 +199,7 @@ def _jax_store() -> RankStore | None:
     return None if client is None else JaxStore(client)
 
 
-def patience_s(*, long: bool) -> float:
+def answer_timeout_s(*, long: bool) -> float:
     """Return how many seconds ranks wait for each other.
 
     The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the

@@ -72,7 +72,7 @@ def share(
     name: str,
     jobs: int = 1,
     staging: int | str | None = None,
-    patience_s: float = 60.0,
+    timeout_s: float = 60.0,
     seed: int | None = None,
     listen: str | None = None,
     cluster: str | None = None,
@@ -94,11 +94,11 @@ def share(
             that file, so put its training code below ``if __name__ == "__main__":``.
         name: the feed's name, the same in all its jobs.
         jobs: the number of jobs to wait for before the first epoch begins, for at most
-            ``patience_s``. Others join at the beginning of an epoch.
+            ``timeout_s``. Others join at the beginning of an epoch.
         staging: the number of batches that shared memory may hold, or a size (``"2GiB"``); 8
             batches by default. Without ``.batch(n)`` it is a number of chunks of up to 64 examples,
             64 chunks by default. The job that starts the feeder decides it.
-        patience_s: how many seconds jobs wait for a job that does not respond (it may be frozen)
+        timeout_s: how many seconds jobs wait for a job that does not respond (it may be frozen)
             before they go on without it. That job may come back.
         seed: the seed of echoes and random maps in this job; by default a random one.
         listen: the address, ``host:port``, at which jobs on other hosts reach the feed with
@@ -122,7 +122,7 @@ def share(
     from stoker.transport.address import split_address
 
     check_name(name)
-    _check_settings(jobs, staging, patience_s)
+    _check_settings(jobs, staging, timeout_s)
     if cluster not in (None, "ray"):
         raise ValueError(f'cluster= must be "ray" or None, not {cluster!r}')
     if listen is not None:
@@ -143,7 +143,7 @@ def share(
         target,
         int(staging) if is_whole_number(staging) else staging,
         int(jobs),
-        float(patience_s),
+        float(timeout_s),
         autostarted=True,
         path=tuple(sys.path),
         listen=listen or "",
@@ -153,7 +153,7 @@ def share(
     return open_feed(FeedAddress(name, lambda: connect(settings), target, _MAX_LOSSES), seed)
 
 
-def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
+def _check_settings(jobs: Any, staging: Any, timeout_s: Any) -> None:
     """Check the settings in the job, where the user sees the error, and not in the feeder.
 
     Raises TypeError or ValueError.
@@ -166,7 +166,7 @@ def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
         raise TypeError(
             f"staging= must be a number of batches or a size such as '2GiB', not {staging!r}"
         )
-    if not is_number(patience_s):
-        raise TypeError(f"patience_s= must be a number of seconds, not {patience_s!r}")
-    if not patience_s > 0:
-        raise ValueError(f"patience_s= must be more than 0, not {patience_s}")
+    if not is_number(timeout_s):
+        raise TypeError(f"timeout_s= must be a number of seconds, not {timeout_s!r}")
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s= must be more than 0, not {timeout_s}")

@@ -41,7 +41,7 @@ class FeedSettings:
         target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
         staging: how many items shared memory may hold; with a string, how many bytes.
         jobs: how many to wait for before the first epoch begins.
-        patience_s: seconds that the other jobs wait for a job that does not respond.
+        timeout_s: seconds that the other jobs wait for a job that does not respond.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
         path: the feeder's ``sys.path``.
         listen: ``host:port`` for other hosts; empty for this host only.
@@ -52,7 +52,7 @@ class FeedSettings:
     target: str
     staging: int | str | None = None
     jobs: int = 1
-    patience_s: float = 60.0
+    timeout_s: float = 60.0
     autostarted: bool = False
     path: tuple[str, ...] = ()
     listen: str = ""

@@ -29,7 +29,7 @@ def feed(
     jobs: Annotated[
         int, typer.Option(min=1, help="Jobs to wait for before the first epoch begins.")
     ] = 1,
-    patience: Annotated[
+    timeout_s: Annotated[
         float,
         typer.Option(
             min=0.1, help="Seconds that the other jobs wait for a job that does not respond."
@@ -68,6 +68,6 @@ def feed(
         limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(
             FeedSettings(
-                name, target_of(target), limit, jobs, patience, listen=listen, insecure=insecure
+                name, target_of(target), limit, jobs, timeout_s, listen=listen, insecure=insecure
             )
         )

@@ -153,7 +153,7 @@ class FeederConnection:
         say(
             f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
             "first epoch. Start the others, or give a smaller jobs= (--jobs). Without them it "
-            "begins after patience_s (--patience)"
+            "begins after timeout_s (--timeout-s)"
         )
         self._awaited_jobs = 0
 

@@ -7,7 +7,7 @@ A job gets each item with a lease, which ends with ``Release`` or with the conne
 kernel ends with the process. A job that leaves or is evicted keeps its leases, and so its memory.
 
 Eviction: if a branch is full, a reader waits, and the slowest readers have sent nothing for
-``patience_s``, they receive ``Evicted``. They may request their positions again.
+``timeout_s``, they receive ``Evicted``. They may request their positions again.
 
 An invalid message ends only the connection of the job that sent it. The schema bounds messages
 (``messages``), so every decoded message has a reply.
@@ -102,7 +102,7 @@ class FeedServer:
         self._spare_descriptor = _spare_descriptor()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
-        self._barrier = StartBarrier(settings.jobs, settings.patience_s)
+        self._barrier = StartBarrier(settings.jobs, settings.timeout_s)
         self._use_preparation(preparation)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -117,8 +117,8 @@ class FeedServer:
     def _use_preparation(self, preparation: Preparation) -> None:
         self._preparation = preparation
         self.branches = Branches(preparation, self.blocks, self.staging, self._wake)
-        patience_s = self._settings.patience_s
-        self._distributor = Distributor(self.branches, self.staging, self._barrier, patience_s)
+        timeout_s = self._settings.timeout_s
+        self._distributor = Distributor(self.branches, self.staging, self._barrier, timeout_s)
 
     @property
     def seed(self) -> int:
@@ -362,12 +362,12 @@ def _refuse(listener: socket.socket, reason: str) -> None:
             _refuse_one(listener, reason, left_s)
 
 
-def _refuse_one(listener: socket.socket, reason: str, patience_s: float) -> None:
+def _refuse_one(listener: socket.socket, reason: str, timeout_s: float) -> None:
     with contextlib.suppress(OSError, Malformed):
         connection, _ = listener.accept()
         with connection:
             # Read the greeting first: closing a socket with unread data would discard the refusal.
-            connection.settimeout(patience_s)
+            connection.settimeout(timeout_s)
             messages.receive_as_feeder(connection)
             messages.send(connection, Refused(messages.clip_text(reason)))
 

@@ -18,8 +18,7 @@ made as an epoch begins, in about 0.2 us of processor time an example (bench/res
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -129,8 +128,7 @@ class PlannedDeal:
         self._key = rng.key(seed, epoch, rng.BATCHES)
         self._rank, self._world, self._parts = rank, world, parts
         self._windows = max(1, -(-len(whole) // rule.window))
-        self._known: OrderedDict[int, _Window] = OrderedDict()
-        self._lock = threading.Lock()
+        self._window = functools.lru_cache(_REMEMBERED)(self._planned)
         self._carried = [np.empty(0, np.int64)]  # into each window
         sizes, of_all = [], []
         for number in range(self._windows):
@@ -182,16 +180,6 @@ class PlannedDeal:
             if its.any():
                 found[its] = self._window(number).rows[rows[its] - self._starts[number]]
         return found
-
-    def _window(self, number: int) -> _Window:
-        with self._lock:
-            window = self._known.pop(number, None)
-            if window is None:
-                window = self._planned(number)
-                if len(self._known) == _REMEMBERED:
-                    self._known.popitem(last=False)
-            self._known[number] = window
-            return window
 
     def _planned(self, number: int) -> _Window:
         """Return the batches of a window, once those before it were planned."""

@@ -11,9 +11,9 @@ All of it is decided on integers, so that every rank deals alike without a word 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -80,7 +80,8 @@ class RankOrder:
         self._is_whole = self.stride == Stride()  # rows are places
         each = deal.together or 1
         self._rows = -(-max(order.together, deal.together) // each) * each
-        self._known: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = OrderedDict()
+        most = max(4, min(_REMEMBERED, _REMEMBERED_ROWS // (self._rows or 1)))
+        self._remembered = functools.lru_cache(most)(self._make_block)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -125,19 +126,14 @@ class RankOrder:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        with self._lock:  # an order may be a user's object
+            return self._remembered(number)
+
+    def _make_block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places of a block of rows, and the numbers there."""
-        with self._lock:
-            block = self._known.pop(number, None)
-            if block is None:
-                first = number * self._rows
-                last = min(first + self._rows, self._start + self._count)
-                places = self.deal.places(range(first, last))
-                block = as_array(places) if self.deal.together else _NONE, self.order.at(places)
-                most = max(4, min(_REMEMBERED, _REMEMBERED_ROWS // self._rows))
-                if len(self._known) == most:
-                    self._known.popitem(last=False)
-            self._known[number] = block
-            return block
+        first = number * self._rows
+        places = self.deal.places(range(first, min(first + self._rows, self._start + self._count)))
+        return as_array(places) if self.deal.together else _NONE, self.order.at(places)
 
 
 _NONE = np.empty(0, np.int64)

@@ -105,13 +105,13 @@ class ClientSession:
 class StartBarrier:
     """Delays the first epoch until ``jobs`` jobs have requested it; then ``is_open`` is True.
 
-    Jobs wait at most ``patience_s`` seconds for the others.
+    Jobs wait at most ``timeout_s`` seconds for the others.
     """
 
-    def __init__(self, jobs: int, patience_s: float) -> None:
+    def __init__(self, jobs: int, timeout_s: float) -> None:
         self.is_open = False
         self._jobs = jobs
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._since_s: float | None = None
 
     @property
@@ -121,7 +121,7 @@ class StartBarrier:
 
     def wait_for_former_jobs(self) -> None:
         """Wait a moment instead, for all jobs that an earlier feeder has served."""
-        self._jobs, self._patience_s = 0, _REJOIN_S
+        self._jobs, self._timeout_s = 0, _REJOIN_S
 
     def record_requests(self, waiting: int) -> None:
         """Record how many jobs request an epoch now; open if no other is awaited."""
@@ -129,30 +129,30 @@ class StartBarrier:
             return
         if self._since_s is None:
             self._since_s = time.monotonic()
-        is_late = time.monotonic() - self._since_s >= self._patience_s
+        is_late = time.monotonic() - self._since_s >= self._timeout_s
         self.is_open = self.is_open or is_late or 0 < self._jobs <= waiting
 
     def deadlines_s(self) -> Iterator[float]:
         """Yield the time at which waiting ends, if a job waits."""
         if not self.is_open and self._since_s is not None:
-            yield self._since_s + self._patience_s
+            yield self._since_s + self._timeout_s
 
 
 class Distributor:
     """Sends new outputs to the sessions that read them.
 
-    Readers wait ``patience_s`` seconds for a reader that does not respond. ``rows_made`` counts
+    Readers wait ``timeout_s`` seconds for a reader that does not respond. ``rows_made`` counts
     examples.
     """
 
     def __init__(
-        self, branches: Branches, staging: MemoryBudget, barrier: StartBarrier, patience_s: float
+        self, branches: Branches, staging: MemoryBudget, barrier: StartBarrier, timeout_s: float
     ) -> None:
         self.rows_made = 0
         self._branches = branches
         self._staging = staging
         self._barrier = barrier
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._distributed_s = time.monotonic()
         self._freed: list[StagedItem] = []
         self._leases = itertools.count(1)
@@ -223,7 +223,7 @@ class Distributor:
         for branch in self._branches:
             silent_s = branch.silent_since_s()
             if silent_s is not None:
-                yield silent_s + self._patience_s
+                yield silent_s + self._timeout_s
 
     def _append(self, branch: Branch, item: StagedItem) -> None:
         branch.item_count += 1
@@ -250,7 +250,7 @@ class Distributor:
         for branch in self._branches:
             for reader in branch.log.slowest():
                 silent_s = branch.silent_since_s(reader)
-                if silent_s is not None and now_s - silent_s >= self._patience_s:
+                if silent_s is not None and now_s - silent_s >= self._timeout_s:
                     session, has_requested = reader.owner, reader.has_requested
                     self.leave(session)
                     if has_requested:

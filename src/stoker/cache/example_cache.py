@@ -18,7 +18,7 @@ from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck
-from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
@@ -272,17 +272,6 @@ class ExampleCache:
         if handle is None:
             return False
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
-
-    def claim_warning(self, admitted: int) -> bool:
-        """True if this process should warn: once per store, and only if no other user fills it."""
-        handle = self._open_handle()
-        if handle is None:
-            return False
-        head = handle.store.counters.head
-        if head[HAS_WARNED] or head[ITEMS] > admitted:
-            return False
-        head[HAS_WARNED] = 1
-        return True
 
     def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
         """Check, before the first item enters the store, that items are not random.

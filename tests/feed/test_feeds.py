@@ -319,18 +319,9 @@ stoker.share(make, name="{name}")
     assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
-def test_too_small_and_too_large_staging_areas(name: str) -> None:
-    wrong: list[tuple[Any, str]] = [
-        (2, "at least 4"),
-        ("100TB", "does not fit"),
-        ("1 kg", "not a size"),
-    ]
-    for number, (staging, says) in enumerate(wrong):
-        with pytest.raises(stoker.FeedError, match=says):
-            stoker.share(target("batches"), name=f"{name}-{number}", staging=staging)
-    small = stoker.share(target("batches"), name=name, staging="200KB")
-    with pytest.raises(stoker.FeedError, match="too small"):
-        list(small)
+def test_too_small_staging_areas(name: str) -> None:
+    with pytest.raises(stoker.FeedError, match="at least 4"):
+        stoker.share(target("batches"), name=name, staging=2)
 
 
 def test_states_of_other_feeds_are_refused(name: str) -> None:

@@ -71,7 +71,7 @@ def share(
     *,
     name: str,
     jobs: int = 1,
-    staging: int | str | None = None,
+    staging: int | None = None,
     patience_s: float = 60.0,
     seed: int | None = None,
     listen: str | None = None,
@@ -95,9 +95,9 @@ def share(
         name: the feed's name, the same in all its jobs.
         jobs: the number of jobs to wait for before the first epoch begins, for at most
             ``patience_s``. Others join at the beginning of an epoch.
-        staging: the number of batches that shared memory may hold, or a size (``"2GiB"``); 8
-            batches by default. Without ``.batch(n)`` it is a number of chunks of up to 64 examples,
-            64 chunks by default. The job that starts the feeder decides it.
+        staging: the number of batches that shared memory may hold; 8 by default. Without
+            ``.batch(n)`` it is a number of chunks of up to 64 examples, 64 by default. The job that
+            starts the feeder decides it.
         patience_s: how many seconds jobs wait for a job that does not respond (it may be frozen)
             before they go on without it. That job may come back.
         seed: the seed of echoes and random maps in this job; by default a random one.
@@ -141,7 +141,7 @@ def share(
     settings = FeedSettings(
         name,
         target,
-        int(staging) if is_whole_number(staging) else staging,
+        None if staging is None else int(staging),
         int(jobs),
         float(patience_s),
         autostarted=True,
@@ -162,10 +162,8 @@ def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
         raise TypeError(f"jobs= must be the number of jobs to wait for, not {jobs!r}")
     if jobs < 1:
         raise ValueError(f"jobs= must be at least 1, not {jobs}")
-    if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
-        raise TypeError(
-            f"staging= must be a number of batches or a size such as '2GiB', not {staging!r}"
-        )
+    if not (staging is None or is_whole_number(staging)):
+        raise TypeError(f"staging= must be a number of batches, not {staging!r}")
     if not is_number(patience_s):
         raise TypeError(f"patience_s= must be a number of seconds, not {patience_s!r}")
     if not patience_s > 0:

@@ -39,7 +39,7 @@ class FeedSettings:
     Attributes:
         name: the feed's name.
         target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
-        staging: how many items shared memory may hold; with a string, how many bytes.
+        staging: how many items shared memory may hold.
         jobs: how many to wait for before the first epoch begins.
         patience_s: seconds that the other jobs wait for a job that does not respond.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
@@ -50,7 +50,7 @@ class FeedSettings:
 
     name: str
     target: str
-    staging: int | str | None = None
+    staging: int | None = None
     jobs: int = 1
     patience_s: float = 60.0
     autostarted: bool = False

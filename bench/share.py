@@ -118,7 +118,7 @@ from harness import Ratio, Report, parser, report
 from inputs import jpegs
 from peers import environment
 
-from stoker.feed.feeder.memory_budget import BATCHES
+from stoker.feeds.feeder.memory_budget import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 
@@ -197,7 +197,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.feed.server" in part for part in process.info["cmdline"] or ()):
+        if any("stoker.feeds.server" in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 

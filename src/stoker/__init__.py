@@ -69,7 +69,7 @@ from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
     from stoker.analysis import analyze
-    from stoker.feed.api import from_feed, share
+    from stoker.feeds.api import from_feed, share
 
 __all__ = [
     "__version__",

@@ -18,10 +18,10 @@ from typing import Any
 import served
 
 import stoker
-from stoker.feed import local_socket, messages
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.server import FeedServer
+from stoker.feeds import local_socket, messages
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.feeder.preparation import Preparation
+from stoker.feeds.server import FeedServer
 
 WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")

@@ -37,8 +37,8 @@ from playing import (
 )
 
 import stoker
-from stoker.feed import local_socket, messages, server
-from stoker.feed.autostart import FeedSettings
+from stoker.feeds import local_socket, messages, server
+from stoker.feeds.autostart import FeedSettings
 from strategies import one_in, shortened
 
 _names = itertools.count()

@@ -23,8 +23,8 @@ from playing import feeder_of, feeding, wait_until
 
 import stoker
 from descriptors import open_descriptors
-from stoker.feed import local_socket, messages
-from stoker.feed.messages import (
+from stoker.feeds import local_socket, messages
+from stoker.feeds.messages import (
     Begin,
     End,
     EpochRequest,
@@ -39,8 +39,8 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )  # fmt: skip
+from stoker.feeds.shared_memory import Blocks
 from stoker.transport import payload
-from stoker.transport.shared_memory import Blocks
 from strategies import FULL, shortened
 
 _names = itertools.count()
@@ -237,10 +237,10 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
-    from stoker.feed.autostart import FeedSettings
-    from stoker.feed.feed_view import FeedView
-    from stoker.feed.feeder.preparation import Preparation
-    from stoker.feed.server import FeedServer
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.feed_view import FeedView
+    from stoker.feeds.feeder.preparation import Preparation
+    from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None
@@ -287,9 +287,9 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
-    from stoker.feed.autostart import FeedSettings
-    from stoker.feed.feeder.preparation import Preparation
-    from stoker.feed.server import FeedServer
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.feeder.preparation import Preparation
+    from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None

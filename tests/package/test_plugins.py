@@ -237,7 +237,7 @@ def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
         """,
     )
     assert said.splitlines() == [
-        "stoker.feed.api, a name of stoker's",
+        "stoker.feeds.api, a name of stoker's",
         "True False",
         "other-rooms 1.0, which registers 'from_the_gone' in stoker.names, cannot be imported: "
         "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",

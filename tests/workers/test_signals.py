@@ -17,8 +17,8 @@ import pytest
 
 import stoker
 from stoker.basics.signals import raise_interrupt
+from stoker.feeds.shared_memory import Blocks
 from stoker.sources.files import OpenFile
-from stoker.transport.shared_memory import Blocks
 
 
 class TooLate(Exception):

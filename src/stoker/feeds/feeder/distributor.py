@@ -7,11 +7,11 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 
-from stoker.feed import messages
-from stoker.feed.feeder.branch import Branch, Branches
-from stoker.feed.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
-from stoker.feed.feeder.memory_budget import MemoryBudget
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.feeder.branch import Branch, Branches
+from stoker.feeds.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
+from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.messages import (
     Begin,
     End,
     Evicted,

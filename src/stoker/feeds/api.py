@@ -46,11 +46,11 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     ``name`` is not a valid name, ImportError if a feed on another host needs cryptography
     (``pip install 'stoker[cluster]'``).
     """
-    from stoker.feed.connection import FeedAddress
-    from stoker.feed.feed_source import open_feed
-    from stoker.feed.local_socket import check_name, connect_within
-    from stoker.feed.remote import FeedUrl, is_url
-    from stoker.feed.remote import connect_within as connect_remote
+    from stoker.feeds.connection import FeedAddress
+    from stoker.feeds.feed_source import open_feed
+    from stoker.feeds.local_socket import check_name, connect_within
+    from stoker.feeds.remote import FeedUrl, is_url
+    from stoker.feeds.remote import connect_within as connect_remote
 
     if is_url(name):
         url = FeedUrl.of(name)
@@ -114,11 +114,11 @@ def share(
     installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feed.autostart import FeedSettings, check_not_in_feeder, connect_or_start
-    from stoker.feed.connection import FeedAddress
-    from stoker.feed.feed_source import open_feed
-    from stoker.feed.local_socket import check_name
-    from stoker.feed.ray_feeder import connect_in_cluster
+    from stoker.feeds.autostart import FeedSettings, check_not_in_feeder, connect_or_start
+    from stoker.feeds.connection import FeedAddress
+    from stoker.feeds.feed_source import open_feed
+    from stoker.feeds.local_socket import check_name
+    from stoker.feeds.ray_feeder import connect_in_cluster
     from stoker.transport.address import split_address
 
     check_name(name)

@@ -26,16 +26,16 @@ import xxhash
 from stoker.basics import process, resources
 from stoker.basics.future import start_thread
 from stoker.errors import FeedError
-from stoker.feed import local_socket, messages
-from stoker.feed.messages import Failed, ItemMessage, Malformed, Message, Release
+from stoker.feeds import local_socket, messages
+from stoker.feeds.messages import Failed, ItemMessage, Malformed, Message, Release
+from stoker.feeds.payload import Payload, from_payload, to_payload
+from stoker.feeds.shared_memory import Blocks, Stale, map_block
 from stoker.transport.address import split_address
 from stoker.transport.codec.decoder import RecordView
 from stoker.transport.codec.encoder import encode_views
 from stoker.transport.link import Link, LinkError, LinkRefused
 from stoker.transport.listener import Listener
-from stoker.transport.payload import Payload, from_payload, to_payload
 from stoker.transport.secret import Secret, make_token_file, read_token, token_path
-from stoker.transport.shared_memory import Blocks, Stale, map_block
 
 PURPOSE = "feed"
 # How long the other host may be silent. A job receives nothing while it holds the interpreter's

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 from stoker.basics.future import start_thread
 from stoker.errors import FeedError
-from stoker.feed import messages
-from stoker.feed.feeder.log import (
+from stoker.feeds import messages
+from stoker.feeds.feeder.log import (
     EpochEnd,
     FeedPosition,
     LogReader,
@@ -24,10 +24,10 @@ from stoker.feed.feeder.log import (
     PipelineFailed,
     StagedItem,
 )
-from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
-from stoker.feed.feeder.preparation import PipelineOutputs, Preparation
-from stoker.transport.payload import to_payload
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
+from stoker.feeds.feeder.preparation import PipelineOutputs, Preparation
+from stoker.feeds.payload import to_payload
+from stoker.feeds.shared_memory import Blocks
 
 Event = StagedItem | EpochEnd | PipelineFailed
 

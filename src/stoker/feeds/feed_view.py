@@ -15,11 +15,11 @@ from rich.text import Text
 
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.feeder.distributor import ClientSession
-from stoker.feed.local_socket import check_name, listen
-from stoker.feed.remote import FeedUrl
-from stoker.feed.server import SWITCH_S, FeedServer, open_server
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.feeder.distributor import ClientSession
+from stoker.feeds.local_socket import check_name, listen
+from stoker.feeds.remote import FeedUrl
+from stoker.feeds.server import SWITCH_S, FeedServer, open_server
 
 # How often the table is printed, unless nothing has changed. Chosen, not measured.
 _PRINT_S = 10.0

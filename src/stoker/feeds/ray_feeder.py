@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
-from stoker.feed import local_socket, remote
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.server import become_feeder, end_what_is_kept, open_server
+from stoker.feeds import local_socket, remote
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
 from stoker.transport.address import join_address
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.ray_session import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.basics import resources
-from stoker.feed.feeder.log import OutputLog
+from stoker.feeds.feeder.log import OutputLog
 
 # The default budget in batches: two jobs hold up to four, and one may be four ahead. Chosen, not
 # measured.

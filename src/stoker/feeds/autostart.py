@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from stoker.errors import FeedError
-from stoker.feed.local_socket import connect, listen
+from stoker.feeds.local_socket import connect, listen
 
 # The wait for another process that has bound the name: it listens a few system calls later.
 _RETRY_S = 0.005
@@ -27,7 +27,7 @@ _START_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from stoker.feed.server import main
+from stoker.feeds.server import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 

@@ -30,13 +30,13 @@ from typing import NoReturn
 from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
-from stoker.feed import messages
-from stoker.feed.autostart import FEEDER_VARIABLE, FeedSettings
-from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import ClientSession, Distributor, StartBarrier
-from stoker.feed.feeder.memory_budget import MemoryBudget
-from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.autostart import FEEDER_VARIABLE, FeedSettings
+from stoker.feeds.feeder.branch import Branches
+from stoker.feeds.feeder.distributor import ClientSession, Distributor, StartBarrier
+from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.feeder.preparation import Preparation
+from stoker.feeds.messages import (
     Begin,
     EpochRequest,
     Failed,
@@ -48,8 +48,8 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.feed.remote import listen_for_hosts
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.remote import listen_for_hosts
+from stoker.feeds.shared_memory import Blocks
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must

@@ -30,8 +30,8 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.signals import finalize
 from stoker.basics.warn import say
 from stoker.errors import FeedError
-from stoker.feed import messages
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.messages import (
     Begin,
     FromFeeder,
     Hello,
@@ -41,7 +41,7 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.transport.shared_memory import Stale, check_generation, detach
+from stoker.feeds.shared_memory import Stale, check_generation, detach
 
 # The first try may meet a feeder that is just ending, and by the second another one is there. The
 # third is a margin.

@@ -13,10 +13,10 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
 from stoker.errors import FeedError
-from stoker.feed.feeder.log import FeedPosition
-from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
+from stoker.feeds.feeder.log import FeedPosition
+from stoker.feeds.feeder.memory_budget import CHUNK_EXAMPLES
+from stoker.feeds.shared_memory import Blocks
 from stoker.pipeline import Pipeline
-from stoker.transport.shared_memory import Blocks
 
 # Examples are sent together, up to this many bytes: about 28 crops of 224 x 224. Chosen, not
 # measured.

@@ -506,7 +506,7 @@ def claims_of(claims: dict[int, int]) -> list[list[int]]:
 
 
 def torch_meeting(store: Any, rank: int) -> RankExchange:
-    return RankExchange(TorchStore(store), rank, (0, 1))
+    return RankExchange(TorchStore(store), rank, (0, 1), "test")
 
 
 def test_a_rank_that_does_not_come_is_named_on_the_one_that_did() -> None:

@@ -10,7 +10,6 @@ one is refused.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -200,27 +199,14 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
         path = os.path.join(location.make_memory_folder(), name)
     else:
         path = location.local_folder(folder)
-    in_memory = location.is_in_memory(path)
-    inventory.sweep(path)
-    join = functools.partial(
-        store_dir.join,
-        path,
-        describes=f"a cache server's part ({address})",
-        temporary=in_memory,
-    )
 
     def join_or_make() -> store_dir.StoreDir | None:
-        found = join(limit_bytes=None)
-        if found is None:
-            limit_bytes = location.resolve_limit(limit, path, in_memory=in_memory)
-            found = join(limit_bytes=limit_bytes) if limit_bytes else None
-        return found
+        describes = f"a cache server's part ({address})"
+        temporary = location.is_in_memory(path)
+        return inventory.join_or_make(path, limit, describes=describes, temporary=temporary)[0]
 
-    try:
-        with HANDLES.lock:
-            found = HANDLES.get(path, join_or_make)
-    except OSError as error:
-        raise location.cannot_make(path, error, in_memory=in_memory) from error
+    with HANDLES.lock:
+        found = HANDLES.get(path, join_or_make)
     if found is None:
         raise CacheError(
             f"{os.path.dirname(path)} has no room for a cache: free some space there, or choose "

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import gc
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -1248,62 +1246,6 @@ def test_what_came_from_a_server_is_there_in_the_next_process(server: Any, tmp_p
     assert server.stats().requests == before
 
 
-def resident(file: Path) -> int:
-    """Return how many pages of a file are in the page cache."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    size = file.stat().st_size
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-        assert at not in (None, ctypes.c_void_p(-1).value)
-        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-        assert libc.mincore(at, size, pages) == 0
-        libc.munmap(at, size)
-    finally:
-        os.close(handle)
-    return sum(page & 1 for page in pages.raw[: -(-size // mmap.PAGESIZE)])
-
-
-def forgotten(files: list[Path]) -> int:
-    """Have the kernel drop files from the page cache; return how many pages stay."""
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(handle)
-    return sum(map(resident, files))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
-@pytest.mark.parametrize("kind", ["folder", "files"])
-def test_pages_of_files_that_are_cached_leave_the_page_cache(tmp_path: Path, kind: str) -> None:
-    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(8)], 40_000)
-    files = sorted(folder.rglob("*.jpg"))
-
-    def source() -> stoker.Pipeline:
-        pattern = str(folder / "*" / "*.jpg")
-        return stoker.from_folder(folder) if kind == "folder" else stoker.from_files(pattern)
-
-    found = {}
-    for is_cached in (False, True):
-        if forgotten(files):
-            pytest.skip("this file system keeps what it is told to forget")
-        chain = source().cache(LIMIT) if is_cached else source()
-        quiet(chain.workers(0))
-        del chain  # with the last user what waits is written
-        gc.collect()
-        found[is_cached] = sum(map(resident, files))
-    if not found[False]:
-        pytest.skip("this file system has no page cache")
-    # The kernel may take back a page of eighty for want of memory.
-    assert found[False] > 8 * 10 // 2
-    assert found[True] == 0
-
-
 @pytest.mark.full  # it waits a second for a thread that cannot end
 def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
     train = stoker.from_dataset(Rows(20)).cache("2MiB").workers(0)
@@ -1311,25 +1253,6 @@ def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
     with threading._active_limbo_lock:  # type: ignore[attr-defined]
         del train
         gc.collect()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
-def test_what_a_full_cache_leaves_out_stays_in_the_page_cache(tmp_path: Path) -> None:
-    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(40)], 100_000)
-    files = sorted(folder.rglob("*.jpg"))
-    train = stoker.from_folder(folder).cache("2MiB").workers(0)
-    for _ in range(3):  # what could not be written in time has its chance in the next epoch
-        quiet(train)
-    files[0].read_bytes()
-    if not resident(files[0]):
-        pytest.skip("this file system has no page cache")
-    if forgotten(files):
-        pytest.skip("this file system keeps what it is told to forget")
-    quiet(train)
-    cache = train.stats().cache
-    assert cache is not None
-    assert 0 < cache.items < 40
-    assert sum(resident(file) > 0 for file in files) == 40 - cache.items
 
 
 @pytest.mark.parametrize("limit", ["4MiB", 0.0005])

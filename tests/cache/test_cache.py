@@ -33,12 +33,6 @@ FITS = "fits in the page cache"
 WORKERS = [(0, "thread"), (1, "thread"), (3, "thread"), (2, "process")]
 
 
-@pytest.fixture(autouse=True)
-def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's list of caches alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 @stoker.thread_safe  # one for all threads: it counts
 @stoker.thread_safe
 class Rows:
@@ -238,15 +232,6 @@ def test_what_does_not_fit_is_missed_by_as_much(workers: int, kind: str) -> None
     assert found[-1].full
 
 
-def test_what_a_consumer_does_to_its_examples_reaches_nobody() -> None:
-    pipeline = stoker.from_dataset(Rows(12), seed=0).cache(LIMIT).workers(1)
-    for _ in range(3):
-        for number, row in enumerate(pipeline):
-            assert (row["x"] == number).all()
-            row["x"].fill(-1)
-    assert counted(pipeline).hits == 12
-
-
 def test_an_epoch_that_is_left_early_keeps_what_it_has_read() -> None:
     pipeline = stoker.from_dataset(Rows(40)).cache(LIMIT).batch(4, collate=list).workers(2)
     with iter(pipeline) as batches:
@@ -316,6 +301,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: examples().batch(4).cache(),
         "combines different examples in every epoch.*before",
     ),
+    "a device": (lambda: examples().batch(4).to("cpu").cache(), r"\.cache\(\).*before"),
     "twice": (lambda: examples().cache(LIMIT).cache(LIMIT), "has one cache"),
     "streams": (lambda: stoker.from_iterable(range(8)).cache(), "a stream is read once.*echo"),
     "loaders": (lambda: stoker.from_loader([1, 2]).cache(), "cache its dataset instead.*cached"),
@@ -336,11 +322,6 @@ def test_what_cannot_be_cached_is_refused_where_it_is_written(what: str) -> None
     make, says = REFUSED[what]
     with pytest.raises(ValueError, match=says):
         make()
-
-
-def test_behind_a_device_it_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\.cache\(\).*before"):
-        examples().batch(4).to("cpu").cache()
 
 
 def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> None:
@@ -616,36 +597,8 @@ def test_versions_of_servers_are_what_no_writer_can_set_back() -> None:
     assert told(ETag="a", LastModified=1) == told(ETag="a", LastModified=2)  # the same content
 
 
-def test_a_file_that_changes_back_and_forth_is_never_stale(tmp_path: Path) -> None:
-    folder = pets(tmp_path / "train", 1)
-    file = folder / "cat" / "0.jpg"
-    pipeline = stoker.from_files(str(folder / "*" / "*.jpg")).cache(LIMIT).workers(0)
-    with pytest.warns(stoker.CacheWarning, match="fits in the page cache"):
-        next(iter(pipeline))
-    for number in range(4):
-        touched(file, f"content {number % 2}".encode())
-        pipeline.set_epoch(0)
-        assert next(iter(pipeline)).data == f"content {number % 2}".encode()
-
-
 def kept(folder: Path, store: Path, **how: Any) -> stoker.Pipeline:
     return stoker.from_folder(folder).cache(LIMIT, path=store, **how).workers(0)
-
-
-def test_a_file_that_changed_between_runs_is_read_anew(tmp_path: Path) -> None:
-    folder, store = pets(tmp_path / "train"), tmp_path / "store"
-    body = f"""
-        pipeline = stoker.from_folder({str(folder)!r}).cache("4MiB", path={str(store)!r})
-        found = [bytes(image).decode().rstrip(".") for image, _ in pipeline]
-        stats = pipeline.stats().cache
-        say(json.dumps([found, stats.hits, stats.items]))
-    """
-    ((first, hits, stored),) = run(tmp_path, body)
-    assert (hits, stored) == (0, 12)
-    touched(folder / "cat" / "2.jpg", b"new".ljust(2000, b"."))
-    ((second, hits, stored),) = run(tmp_path, body)
-    assert second == [*first[:2], "new", *first[3:]]
-    assert (hits, stored) == (11, 13)
 
 
 def test_a_class_that_is_added_shifts_no_cached_label(tmp_path: Path) -> None:
@@ -1045,17 +998,6 @@ def test_raw_bytes_that_fit_in_the_page_cache_are_told_once(tmp_path: Path) -> N
     list(pipeline)
 
 
-def test_what_was_decoded_is_cached_in_silence(tmp_path: Path) -> None:
-    chain = stoker.from_folder(pets(tmp_path / "train")).map(len, on="image")
-    list(chain.cache(LIMIT))
-    list(stoker.from_dataset(Rows(8)).cache(LIMIT))
-
-
-def test_a_cache_on_a_disk_is_made_in_silence(tmp_path: Path) -> None:
-    folder = pets(tmp_path / "train")
-    list(stoker.from_folder(folder).cache(LIMIT, path=tmp_path / "store"))
-
-
 def test_hosts_that_draw_their_parts_anew_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -1228,22 +1170,6 @@ def test_from_a_server_each_file_is_read_once(server: Any, workers: int, kind: s
         assert quiet(cached) == expected
         assert server.stats().requests - before == 12 - hits
         assert (counted(cached).hits, counted(cached).misses) == (hits, 12 - hits)
-
-
-def test_what_came_from_a_server_is_there_in_the_next_process(server: Any, tmp_path: Path) -> None:
-    body = f"""
-        pipeline = stoker.from_files({server.url + "/{cat,dog}/{0..5}.jpg"!r}, seed=0)
-        pipeline = pipeline.cache("4MiB", path={str(tmp_path / "store")!r}, version="1").workers(2)
-        found = sorted(bytes(data).decode().rstrip(".") for _, data in pipeline)
-        say(json.dumps([found, pipeline.stats().cache.hits]))
-    """
-    ((first, hits),) = run(tmp_path, body)
-    assert hits == 0
-    before = server.stats().requests
-    ((second, hits),) = run(tmp_path, body)
-    assert second == first
-    assert hits == 12
-    assert server.stats().requests == before
 
 
 @pytest.mark.full  # it waits a second for a thread that cannot end

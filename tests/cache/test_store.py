@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,19 +60,6 @@ from stoker.cache.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few, one_in
 
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_register(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The register of this user's stores is left alone, by scripts, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path / "cache")
 
 
 @contextlib.contextmanager
@@ -313,29 +299,6 @@ def test_several_processes_write_at_once(tmp_path: Path, folder: str) -> None:
     assert (seen["wrong"], seen["strangers"], seen["in budget"]) == ([], 0, True)
 
 
-def test_several_threads_share_a_store(folder: str) -> None:
-    errors: list[BaseException] = []
-
-    def work(first: int) -> None:
-        try:
-            for n in range(first, 200, 2):
-                patiently(store, [item(n)])
-                there = found(store, range(200))
-                assert n in there
-                assert wrong(there) == []
-        except BaseException as error:
-            errors.append(error)
-
-    with opened(folder, 8 * MIB) as store:
-        threads = [threading.Thread(target=work, args=[i % 2]) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        assert len(found(store, range(200))) == 200
-
-
 ROUNDS = 8
 
 
@@ -534,34 +497,6 @@ def fill(point: str) -> None:
 
 
 # A file that is mapped and has no room ends its process with a signal: these are scripts.
-
-
-def test_a_full_disk_ends_admission_and_leaves_what_is_there(tmp_path: Path) -> None:
-    with small_disk(tmp_path) as point:
-        body = f"""
-            with opened({point + "/cache"!r}, {8 * MIB}) as store:
-                n, error = 0, ""
-                while n < 2000 and not error:
-                    try:
-                        n += store.add([item(n)]).items
-                    except OSError as raised:
-                        error = str(raised)
-                assert error
-                assert 0 < n < 2000
-                assert store.is_full
-                there = found(store, range(2000))
-                assert wrong(there) == []
-                assert list(there) == list(range(n))
-                try:
-                    assert store.add([item(3000)]).items == 0
-                except OSError:
-                    pass
-                assert found(store, range(2000)) == there
-            say(json.dumps(n))
-        """
-        (n,) = play(tmp_path, textwrap.dedent(body))
-        with opened(os.path.join(point, "cache")) as store:
-            assert list(found(store, range(2000))) == list(range(n))
 
 
 @pytest.mark.parametrize("temporary", [True, False])
@@ -863,10 +798,13 @@ def test_what_was_in_use_when_the_machine_went_down_is_made_anew(folder: str) ->
         assert keys_in(store) == []
 
 
-def test_what_was_in_use_when_its_users_were_killed_is_kept(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize("temporary", [False, True])
+def test_what_was_in_use_when_its_users_were_killed_is_kept_or_made_anew(
+    tmp_path: Path, folder: str, temporary: bool
+) -> None:
     body = f"""
         def use():
-            hold = joined({folder!r})
+            hold = joined({folder!r}, temporary={temporary})
             Store({folder!r}, LIMIT).add([item(1)])
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -874,9 +812,10 @@ def test_what_was_in_use_when_its_users_were_killed_is_kept(tmp_path: Path, fold
     """
     assert play(tmp_path, textwrap.dedent(body)) == [[-9]]
     assert head_of(folder)[IN_USE]
-    with opened(folder) as store:
-        assert found(store, [1]) == {1: content(1)}
-    assert not head_of(folder)[IN_USE]
+    with opened(folder, temporary=temporary) as store:
+        assert found(store, [1]) == ({} if temporary else {1: content(1)})
+    assert os.path.exists(folder) is not temporary
+    assert temporary or not head_of(folder)[IN_USE]
 
 
 def test_a_file_that_changed_is_a_killed_writer_s_or_another_program_s(folder: str) -> None:
@@ -1141,23 +1080,6 @@ def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory
         assert folder not in inventory.find_stores()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_who_comes_after_killed_users_of_a_temporary_store_finds_it_empty(
-    tmp_path: Path, folder: str
-) -> None:
-    body = f"""
-        def use():
-            hold = joined({folder!r}, temporary=True)
-            Store({folder!r}, LIMIT).add([item(1)])
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        say(json.dumps(ended([forked(use)])))
-    """
-    assert play(tmp_path, textwrap.dedent(body)) == [[-9]]
-    with opened(folder, temporary=True) as store:
-        assert keys_in(store) == []
-    assert not os.path.exists(folder)
 
 
 def test_removing_takes_stores_alone(tmp_path: Path, folder: str) -> None:

@@ -33,17 +33,6 @@ AS_USER = f"import os; os.getuid = lambda: {USER}\n"
 """Run in front of a program: what this test makes is another user's to it."""
 
 
-@pytest.fixture(autouse=True)
-def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "400")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path / "cache")
-
-
 @pytest.fixture
 def memory() -> Iterator[str]:
     """The path where that user's stores in memory would be."""
@@ -179,21 +168,6 @@ def test_a_link_in_the_place_of_the_folder_in_memory_is_not_followed(
         assert tree(str(home)) == before
     finally:
         os.unlink(memory)
-
-
-def test_who_may_write_to_a_folder_is_told_by_its_mode(tmp_path: Path) -> None:
-    for mode, alone, others in ((0o700, 1, 1), (0o750, 0, 1), (0o755, 0, 1), (0o720, 0, 0)):
-        (tmp_path / "folder").mkdir(exist_ok=True)
-        os.chmod(tmp_path / "folder", mode)
-        with CacheFolder(str(tmp_path / "folder")) as opened_one:
-            for fits, how in ((alone, True), (others, False)):
-                if fits:
-                    opened_one.check_owner(private=how)
-                else:
-                    with pytest.raises(
-                        stoker.CacheError, match="does not belong to this user alone"
-                    ):
-                        opened_one.check_owner(private=how)
 
 
 def test_what_others_may_write_to_is_no_store(folder: str) -> None:
@@ -337,20 +311,6 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
     with pytest.raises(stoker.CacheError, match=r"holds files|is not a cache"):
         inventory.remove(folder)
     assert tree(folder) == before
-
-
-def test_a_file_of_one_s_own_named_users_is_no_store(folder: str) -> None:
-    os.mkdir(folder, 0o700)
-    Path(folder, "users").write_text("alice\nbob\n")
-    with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
-        joined(folder)
-    assert not inventory.is_store(folder)
-    with pytest.raises(stoker.CacheError, match="is not a cache"):
-        inventory.remove(folder)
-    left_over = os.path.join(os.path.dirname(folder), ".gone-0123456789abcdef")
-    os.rename(folder, left_over)
-    inventory.sweep(folder)
-    assert Path(left_over, "users").read_text() == "alice\nbob\n"
 
 
 KILLED = {

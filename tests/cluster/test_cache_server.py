@@ -33,13 +33,6 @@ MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
 DEFINITION = CacheSpec("Numbered", [], "1", 10, "", "")
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CacheServer]:
     with servers(tmp_path, 1) as made:

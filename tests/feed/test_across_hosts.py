@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import failing
 import numpy as np
 import pytest
 import served
@@ -176,20 +175,6 @@ def test_values_arrive_as_they_are(feed: Somewhere) -> None:
             assert value[3] == expected[3]
             assert type(value[3][5][0]) is np.float32
             assert value["none"].shape == (0, 3)
-
-
-def test_jobs_echo_batch_and_move_what_comes(feed: Somewhere) -> None:
-    with feeding(served.examples, feed.name, listen=feed.listen):
-        own = stoker.from_feed(feed.url(), seed=1).random_map(served.noisy, on=0).batch(50)
-        whole, states = [], []
-        for batch in own:
-            whole.append(served.digest(batch))
-            states.append(own.state_dict())
-        again = stoker.from_feed(feed.url(), seed=1).random_map(served.noisy, on=0).batch(50)
-        again.load_state_dict(states[0])
-        assert [served.digest(batch) for batch in again] == whole[1:]
-        echoed = stoker.from_feed(feed.url()).batch(25).echo("auto", max_factor=3).to("cpu")
-        assert sum(1 for _ in echoed) >= 6
 
 
 def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_path: Path) -> None:
@@ -357,15 +342,6 @@ def test_a_trusted_network_is_one_for_the_feed_and_its_jobs(feed: Somewhere) -> 
             stoker.from_feed(feed.url())
 
 
-def test_a_pipeline_that_fails_tells_jobs_elsewhere(feed: Somewhere) -> None:
-    with feeding(failing.fails_on_7, feed.name, listen=feed.listen):
-        for _ in range(2):
-            got: list[int] = []
-            with pytest.raises(stoker.FeedError, match=r"example 7.*seven"):
-                got.extend(value for b in stoker.from_feed(feed.url()) for value in b.tolist())
-            assert got == [0, 1, 2, 3, 4, 5]
-
-
 def sets() -> stoker.Pipeline:
     return stoker.from_dataset(range(5), seed=0).map(lambda index: {"a": {index}})
 
@@ -375,13 +351,6 @@ def test_what_cannot_go_to_other_hosts_says_so(feed: Somewhere) -> None:
         assert len(list(stoker.from_feed(feed.name))) == 5
         with pytest.raises(stoker.StokerError, match=r"serve other hosts: .*set \(at 0\.a\)"):
             list(stoker.from_feed(feed.url()))
-
-
-def test_a_loader_goes_to_other_hosts_but_is_not_resumed(feed: Somewhere) -> None:
-    with feeding(failing.loader, feed.name, listen=feed.listen):
-        train = stoker.from_feed(feed.url())
-        for _ in range(2):
-            assert list(train) == [[number] for number in range(10)]
 
 
 def test_addresses_that_are_taken(feed: Somewhere) -> None:

@@ -21,8 +21,6 @@ import numpy as np
 import pytest
 import served
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from playing import (
     Play,
     check_outputs,
@@ -227,11 +225,6 @@ def test_what_cannot_be_served_says_so(
     assert re.search(says, answer.reason)
 
 
-def test_who_shares_what_cannot_be_served_is_told(name: str) -> None:
-    with pytest.raises(stoker.FeedError, match="no data today"):
-        stoker.share(failing_target("raises"), name=name)
-
-
 @pytest.mark.parametrize(
     ("function", "error", "says"),
     [
@@ -422,52 +415,6 @@ def connect(name: str) -> socket.socket:
 
 
 good = messages.Hello(messages.VERSION, "fuzz")
-hostile = st.one_of(
-    st.binary(max_size=200),
-    st.integers(messages.MAX_PACKET_BYTES - 2, messages.MAX_PACKET_BYTES + 2).map(bytes),
-    st.sampled_from(
-        [
-            messages.encode(message)
-            for message in (
-                good,
-                messages.EpochRequest(1, None, -1),
-                messages.EpochRequest(2**40, 2**62, 2**62),
-                messages.Release([1, 2, 3], 0),
-                messages.Release([], -1),
-                messages.Leave(),
-                messages.Refused("x"),
-                messages.Hello(99, "other version"),
-                messages.Hello(1, "x" * 60_000),
-            )
-        ]
-    ),
-)
-
-
-@settings(max_examples=200 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 8)
-@given(st.lists(st.tuples(st.booleans(), st.lists(hostile, max_size=6)), min_size=1, max_size=5))
-def test_hostile_messages_end_their_connection_alone(
-    attacks: list[tuple[bool, list[bytes]]],
-) -> None:
-    name = f"fuzz-{os.getpid()}-{next(_names)}"
-    with feeding(served.batches, name) as feeder:
-        feed = stoker.from_feed(name)
-        batches = iter(feed)
-        got = [served.digest(next(batches))]
-        for greets, packets in attacks:
-            with connect(name) as connection:
-                if greets:
-                    messages.send(connection, good)
-                for packet in packets:
-                    try:
-                        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"\1\0\0\0")]
-                        connection.sendmsg([packet], passed)
-                    except OSError:
-                        break
-            got.append(served.digest(next(batches)))
-        got += [served.digest(batch) for batch in batches]
-        assert got == served.expected("batches", 0)
-        assert feeder.is_alive()
 
 
 def test_connections_that_say_nothing_hold_up_nobody(name: str) -> None:

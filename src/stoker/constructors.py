@@ -23,7 +23,7 @@ from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
 from stoker.stages.functions.operation import OfPart, Operation
-from stoker.stages.skip import RAISE, OnError, budget_of
+from stoker.stages.skip import RAISE, MaxErrors, budget_of
 from stoker.steps.echo import Factor
 from stoker.steps.iterable import IterableSource
 from stoker.steps.loader import LoaderSource
@@ -50,18 +50,18 @@ class _Items(Protocol[T_co]):
 
 @overload
 def from_dataset(
-    dataset: _Items[T], *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: _Items[T], *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[T]: ...
 
 
 @overload
 def from_dataset(
-    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]: ...
 
 
 def from_dataset(
-    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
@@ -75,16 +75,16 @@ def from_dataset(
     Args:
         dataset: the object.
         seed: of shuffling, echoing and random maps; drawn at random by default.
-        on_error: ``"raise"``, or how many examples of an epoch may be skipped after an error in a
-            stage before ``batch``: a count (``100``) or a fraction (``0.01``). Each skip is
-            logged (logger ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent
-            with the list. A stage may have its own budget.
+        max_errors: how many examples of an epoch may be skipped after an error in a stage before
+            ``batch``: a number (``100``) or a share (``"1%"``). Each skip is logged (logger
+            ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent with the list. A
+            stage may have its own budget.
 
     Raises TypeError if a method is missing.
     """
     if isinstance(dataset, Pipeline):
         raise TypeError("from_dataset() takes a dataset; a pipeline goes on: pipeline.map(fn)")
-    return Pipeline(Chain.begin(of_dataset(dataset), seed, on_error))
+    return Pipeline(Chain.begin(of_dataset(dataset), seed, max_errors))
 
 
 def from_huggingface(
@@ -92,7 +92,7 @@ def from_huggingface(
     columns: Sequence[str] | None = None,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of a Hugging Face ``datasets.Dataset``: dicts by column, as in ``from_parquet``.
 
@@ -103,19 +103,19 @@ def from_huggingface(
     Args:
         dataset: one split, not streaming.
         columns: the columns to read; by default those of its format.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for any other object, ValueError if a column is missing, and for a dataset
     without rows or with a transform (``with_transform``).
     """
-    return _begin(HuggingFaceSource(dataset, columns), seed, on_error)
+    return _begin(HuggingFaceSource(dataset, columns), seed, max_errors)
 
 
 def from_iterable(
     examples: Iterable[T] | Callable[[], Iterable[T]],
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[T]:
     """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
 
@@ -130,11 +130,11 @@ def from_iterable(
 
     Args:
         examples: the stream; every rank must see the same one in the same order.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
-    return Pipeline(Chain.begin(IterableSource(examples), seed, on_error))
+    return Pipeline(Chain.begin(IterableSource(examples), seed, max_errors))
 
 
 @overload
@@ -174,21 +174,21 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
 
 
 def from_table(
-    table: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    table: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of a table in memory: dicts by column, as in ``from_parquet``.
 
     Args:
         table: a ``pyarrow.Table``, or a DataFrame of pandas, Polars or another library with
             Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Do not change it later.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for any other object, ValueError for a table without rows, ImportError without
     pyarrow (``pip install 'stoker[parquet]'``).
     """
     from stoker.sources.arrow.table import TableSource
 
-    return _begin(TableSource(table), seed, on_error)
+    return _begin(TableSource(table), seed, max_errors)
 
 
 @overload
@@ -266,7 +266,7 @@ def from_folder(
     extensions: None = None,
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -280,7 +280,7 @@ def from_folder(
     extensions: Sequence[str],
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -293,7 +293,7 @@ def from_folder(
     extensions: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -310,7 +310,7 @@ def from_folder(
             ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
         classes: the names of all classes, in the order of their labels: give a validation folder,
             which may lack some classes, ``train.class_names``.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
         requests: for URLs, the largest number of files read at a time.
         retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
         storage_options: for URLs, the options of fsspec's file system.
@@ -327,14 +327,14 @@ def from_folder(
     source = (
         RemoteFolderSource(str(path), remote, asked) if is_remote else FolderSource(path, asked)
     )
-    return _begin(source, seed, on_error)
+    return _begin(source, seed, max_errors)
 
 
 def from_files(
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -345,7 +345,7 @@ def from_files(
         files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
             ``"https://host/{0000..0999}.jpg"``, which needs no listing.
-        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+        seed, max_errors, requests, retry_s, storage_options: as in ``from_folder``.
 
     Raises FileNotFoundError if no file fits the pattern, ValueError for a pattern over HTTP, which
     lists nothing, RemoteError after a permanent failure of a server.
@@ -353,7 +353,7 @@ def from_files(
     from stoker.sources.remote.files import FilesSource
 
     remote = _options(requests, retry_s, storage_options)
-    return _begin(FilesSource(files, remote), seed, on_error)
+    return _begin(FilesSource(files, remote), seed, max_errors)
 
 
 def from_parquet(
@@ -362,7 +362,7 @@ def from_parquet(
     *,
     filters: Sequence[Any] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -380,7 +380,7 @@ def from_parquet(
             with a list of such lists, rows that meet all conditions of one list. Decided now, by
             the statistics of row groups and one pass over the named columns; then like
             ``.select()``.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
@@ -398,7 +398,7 @@ def from_parquet(
     source = (
         RemoteParquetSource(paths, remote, columns) if is_remote else ParquetSource(paths, columns)
     )
-    train = _begin(source, seed, on_error)
+    train = _begin(source, seed, max_errors)
     if filters is None:
         return train
     from stoker.sources.arrow.row_filter import matching_rows
@@ -409,9 +409,7 @@ def from_parquet(
     return train.select(matches)
 
 
-def from_text(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
-) -> Pipeline[str]:
+def from_text(files: Paths, *, seed: int | None = None, max_errors: MaxErrors = 0) -> Pipeline[str]:
     """Read the lines of text files: examples are ``str``, without the ends of lines.
 
     Files are UTF-8. Lines end with LF, or CR and LF; empty lines count. Their offsets are found
@@ -421,7 +419,7 @@ def from_text(
 
     Args:
         files: paths or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is
     compressed or UTF-16, and if there are no lines. A line that is not UTF-8 is an error of its
@@ -429,11 +427,11 @@ def from_text(
     """
     from stoker.sources.text import TextSource
 
-    return _begin(TextSource(files), seed, on_error)
+    return _begin(TextSource(files), seed, max_errors)
 
 
 def from_jsonl(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+    files: Paths, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
@@ -443,13 +441,13 @@ def from_jsonl(
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 
     Args:
-        files, seed, on_error: as in ``from_text``.
+        files, seed, max_errors: as in ``from_text``.
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
     from stoker.sources.text import JsonLinesSource
 
-    return _begin(JsonLinesSource(files), seed, on_error)
+    return _begin(JsonLinesSource(files), seed, max_errors)
 
 
 def from_csv(
@@ -458,7 +456,7 @@ def from_csv(
     *,
     delimiter: str = ",",
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of CSV files: dicts by column, as in ``from_parquet``.
 
@@ -472,7 +470,7 @@ def from_csv(
         files: paths or patterns (``*``, ``{000..146}``) of local files.
         columns: the columns to read; all by default.
         delimiter: between values, such as ``"\\t"``.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is not
     CSV, lacks a column or does not fit into memory, for files whose columns differ, and if there
@@ -480,7 +478,7 @@ def from_csv(
     """
     from stoker.sources.arrow.csv_files import CsvSource
 
-    return _begin(CsvSource(files, columns, delimiter), seed, on_error)
+    return _begin(CsvSource(files, columns, delimiter), seed, max_errors)
 
 
 def from_tar(
@@ -488,7 +486,7 @@ def from_tar(
     fields: Sequence[str] | None = None,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
     retry_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
@@ -503,7 +501,7 @@ def from_tar(
     Args:
         shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
+        seed, max_errors: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
@@ -514,13 +512,13 @@ def from_tar(
     """
     from stoker.sources.shards.shard_source import RemoteShardSource, ShardSource
 
-    is_strict = on_error == "raise"
+    is_strict = budget_of(max_errors) == RAISE
     remote = _options(requests, retry_s, storage_options)
     if has_urls(shards, "from_tar"):
         source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
-    return _begin(source, seed, on_error)
+    return _begin(source, seed, max_errors)
 
 
 @overload
@@ -604,7 +602,7 @@ def mix(
     *,
     stop: str = "first",
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[T]:
     """Mix pipelines in exact proportions.
 
@@ -623,7 +621,7 @@ def mix(
             were read at least once.
         seed: of the parts' orders and all random draws; by default the seed of the parts, which
             must not differ; a random one if no part has one.
-        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
+        max_errors: as in ``from_dataset``, for all parts together; it replaces theirs.
 
     Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
     for other stages in a part, for a weight too small to occur in an epoch, and for parts with
@@ -637,10 +635,10 @@ def mix(
         raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
     weights = _weights(list(parts.values()), stop)
     chains = [part.chain for part in parts]
-    has_budget = budget_of(on_error) != RAISE
+    has_budget = budget_of(max_errors) != RAISE
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
     source = MixtureSource(mixed, weights, until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
+    chain = Chain.begin(source, _seed(chains) if seed is None else seed, max_errors)
     for number, part in enumerate(chains, 1):
         own = OfPart(number, len(chains))
         for stage in part.stages:
@@ -687,9 +685,9 @@ def _options(
     return RemoteOptions(requests, retry_s, storage_options or {})
 
 
-def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
+def _begin(source: IndexedSource, seed: Any, max_errors: MaxErrors = 0) -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return Pipeline(Chain.begin(source, seed, max_errors))
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
@@ -722,7 +720,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         if is_set:
             raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
-        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
+        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., max_errors=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
     return MixedPart(source, chain.selection, described, tuple(chain.signature()))
 

@@ -33,7 +33,7 @@ from stoker.stages.ordering.select import Select, parts_of
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import shuffle_of
 from stoker.stages.shard import Shard
-from stoker.stages.skip import OnError
+from stoker.stages.skip import MaxErrors
 from stoker.stages.stage import ChainStage
 from stoker.stats import Stats, as_metrics
 from stoker.steps.echo import Echo, Factor
@@ -45,7 +45,7 @@ from stoker.steps.to import To
 U = TypeVar("U")
 Int = int | None
 On = str | int | Sequence[str | int] | None
-Err = OnError | None
+Err = MaxErrors | None
 Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
@@ -240,7 +240,7 @@ class Pipeline(EpochApi[T]):
         return self._derive(self.chain.numbered(field), f"numbered({field!r})")
 
     def filter(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
+        self, fn: Callable[[Any], Any], *, on: On = None, max_errors: Err = None
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
@@ -249,11 +249,11 @@ class Pipeline(EpochApi[T]):
 
         Args:
             fn: called as ``fn(x)`` in workers; a result that is not true (also None) drops ``x``.
-            on, on_error: as in ``map``.
+            on, max_errors: as in ``map``.
 
         Raises TypeError if ``fn`` does not take one argument, ValueError after ``batch``.
         """
-        return self._then(Filter.of(fn, on, on_error))
+        return self._then(Filter.of(fn, on, max_errors))
 
     @overload
     def map(
@@ -261,16 +261,16 @@ class Pipeline(EpochApi[T]):
         fn: Callable[[T], U],
         *,
         on: None = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         clock: Literal[False] = False,
     ) -> Pipeline[U]: ...
 
     @overload
-    def map(self, fn: Callable[[Any], Any], *, on: On, on_error: Err = None) -> Pipeline[Any]: ...
+    def map(self, fn: Callable[[Any], Any], *, on: On, max_errors: Err = None) -> Pipeline[Any]: ...
 
     @overload
     def map(
-        self, fn: Draws, *, on: On = None, on_error: Err = None, clock: bool
+        self, fn: Draws, *, on: On = None, max_errors: Err = None, clock: bool
     ) -> Pipeline[Any]: ...
 
     def map(
@@ -278,7 +278,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[..., Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         clock: bool = False,
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
@@ -287,7 +287,7 @@ class Pipeline(EpochApi[T]):
             fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``.
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
-            on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            max_errors: its own skip budget (see ``from_dataset``); by default the pipeline's.
             clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
                 much of it comes before the example's own place, from 0 to 1. The same on all ranks,
                 in all workers and after a resume.
@@ -295,21 +295,21 @@ class Pipeline(EpochApi[T]):
         Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
         a missing field, ValueError for ``clock`` over streams and after ``batch``.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=False, clock=clock))
+        return self._then(Map.of(fn, on, max_errors, is_random=False, clock=clock))
 
     @overload
     def random_map(
-        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: Err = None
+        self, fn: Callable[[T, Any], U], *, on: None = None, max_errors: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def random_map(
-        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
+        self, fn: Draws, *, on: On, max_errors: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]: ...
 
     @overload
     def random_map(
-        self, fn: Draws, *, on_error: Err = None, repeats_only: bool
+        self, fn: Draws, *, max_errors: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
     @overload
@@ -318,7 +318,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[[Any, Any, Any], Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         repeats_only: bool = False,
         clock: Literal[True],
     ) -> Pipeline[Any]: ...
@@ -328,7 +328,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[..., Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         repeats_only: bool = False,
         clock: bool = False,
     ) -> Pipeline[Any]:
@@ -339,13 +339,13 @@ class Pipeline(EpochApi[T]):
                 call only (after ``.to``, a ``torch.Generator`` on that device, or a JAX key). The
                 random numbers depend on seed, epoch, example and use, never on workers. Its result
                 must not be None.
-            on, on_error: as in ``map``.
+            on, max_errors: as in ``map``.
             repeats_only: leave first uses unchanged; after an echo, before ``batch``.
             clock: call ``fn(x, rng, clock)``, as in ``map``.
 
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
-        made = Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only, clock=clock)
+        made = Map.of(fn, on, max_errors, is_random=True, repeats_only=repeats_only, clock=clock)
         return self._then(made)
 
     def scan(
@@ -599,7 +599,7 @@ class Pipeline(EpochApi[T]):
                 (``"4GiB"``); without workers nothing is ahead.
             timeout_s: how many seconds a stage may take for one example. After a quarter of them a
                 warning names it and shows where its worker is. After all of them it fails with
-                TimeoutError: a process is replaced, and ``on_error=`` may skip the example; a
+                TimeoutError: a process is replaced, and ``max_errors=`` may skip the example; a
                 thread cannot be ended, so the run fails.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """

@@ -135,7 +135,7 @@ class Chain:
         pipeline = stoker.from_dataset(
             Rows(self.examples, self.bytes_each, self.bad),
             seed=self.seed,
-            on_error=1.0 if fails else "raise",
+            max_errors="100%" if fails else 0,
         )
         if self.shuffle:
             pipeline = pipeline.shuffle()
@@ -148,7 +148,7 @@ class Chain:
         if cache:
             pipeline = pipeline.cache(self.limit)
         if self.failing_map == "behind":
-            pipeline = pipeline.map(not_sevens, on="id", on_error=1.0)
+            pipeline = pipeline.map(not_sevens, on="id", max_errors="100%")
         pipeline = pipeline.filter(Keep(5, 2), on="id") if self.random else pipeline
         pipeline = pipeline.map(cropped, on="x")
         if self.echo is not None:
@@ -1094,7 +1094,7 @@ def test_a_stage_that_fails_is_named_as_without_a_cache(
 
 
 def test_a_map_before_the_cache_fails_each_time_and_is_not_kept() -> None:
-    pipeline = stoker.from_dataset(Rows(8), on_error=1).map(hurt, on="id").cache(LIMIT).workers(0)
+    pipeline = stoker.from_dataset(Rows(8), max_errors=1).map(hurt, on="id").cache(LIMIT).workers(0)
     for hits in (0, 7):
         assert len(list(pipeline)) == 7
         (skip,) = pipeline.stats().skips

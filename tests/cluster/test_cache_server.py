@@ -316,7 +316,7 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
         with pytest.raises(ValueError, match="insecure=True is for kind='ray'"):
             source.workers(2, insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
-            stoker.share("a.py:f", name="a", insecure=True)
+            stoker.feed("a.py:f", name="a", insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
             stoker.from_feed("a", insecure=True)
         with pytest.raises(ValueError, match="needs version="):

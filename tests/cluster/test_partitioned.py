@@ -93,7 +93,7 @@ def test_behind_a_map_what_was_made_is_kept(three: list[CacheServer]) -> None:
 @pytest.mark.full
 def test_skipped_examples_are_skipped_everywhere(three: list[CacheServer]) -> None:
     def chain(cached: bool) -> stoker.Pipeline[Any]:
-        source = stoker.from_dataset(Numbered(), seed=0, on_error=5).shuffle()
+        source = stoker.from_dataset(Numbered(), seed=0, max_errors=5).shuffle()
         source = source.map(not_eleven, on="x")
         return (over(source, three) if cached else source).batch(7)
 

@@ -109,7 +109,7 @@ def stacked(examples: list[Any]) -> Any:
 CHAINS: dict[str, Callable[[], Any]] = {
     "echo": lambda: data().echo(2).random_map(noisy, on="x").batch(8),
     "survivors": lambda: (
-        data((5, 50), on_error=9)
+        data((5, 50), max_errors=9)
         .map(lambda e: e | {"y": [e["x"].sum()]})
         .filter(lambda e: e["id"] % 3 == 0)
         .batch(4)
@@ -318,7 +318,7 @@ def test_what_goes_wrong_is_told_as_by_worker_processes(cluster: Any) -> None:
     chain = data((5,)).batch(8)
     assert errors(chain.workers(2, kind="ray")) == errors(chain.workers(2, kind="process"))
 
-    strict = data((5, 50), on_error=1).workers(1, kind="ray")
+    strict = data((5, 50), max_errors=1).workers(1, kind="ray")
     with pytest.raises(BudgetSpent, match="2 examples failed"):
         list(strict)
 

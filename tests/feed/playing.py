@@ -147,7 +147,7 @@ def sharing(kind: str, name: str, **settings: Any) -> Callable[[], stoker.Pipeli
     def make() -> stoker.Pipeline:
         make_of_this_job[:] = ["share", kind, name, settings]
         target = f"{Path(served.__file__)}:{kind}"
-        return stoker.share(target, name=name, **settings)
+        return stoker.feed(target, name=name, **settings)
 
     return make
 

@@ -357,9 +357,9 @@ def test_addresses_that_are_taken(feed: Somewhere) -> None:
     target = f"{Path(served.__file__)}:batches"
     taken = socket.create_server(("127.0.0.1", feed.port))
     with taken, pytest.raises(stoker.FeedError, match="cannot listen on"):
-        stoker.share(target, name=feed.name, listen=feed.listen)
+        stoker.feed(target, name=feed.name, listen=feed.listen)
     with pytest.raises(ValueError, match="host:port"):
-        stoker.share(target, name=feed.name, listen="nowhere")
+        stoker.feed(target, name=feed.name, listen="nowhere")
 
 
 @pytest.mark.full

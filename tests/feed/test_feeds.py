@@ -166,7 +166,7 @@ def make():
     return stoker.from_dataset(Data(), seed=0).batch(5)
 
 if __name__ == "__main__":
-    for batch in stoker.share(make, name="{name}"):
+    for batch in stoker.feed(make, name="{name}"):
         assert type(batch) is Example
         print(batch.label.tolist())
 """
@@ -234,7 +234,7 @@ def test_what_cannot_be_served_says_so(
 )
 def test_wrong_functions(function: Any, error: type[Exception], says: str, name: str) -> None:
     with pytest.raises(error, match=says):
-        stoker.share(function, name=name)
+        stoker.feed(function, name=name)
 
 
 TYPED_IN = """
@@ -243,7 +243,7 @@ import stoker
 def make():
     return stoker.from_dataset(range(10), seed=0).batch(5)
 
-list(stoker.share(make, name="{name}"))
+list(stoker.feed(make, name="{name}"))
 """
 
 
@@ -290,9 +290,9 @@ def test_wrong_names() -> None:
 
 
 def test_two_functions_under_one_name(name: str) -> None:
-    first = stoker.share(target("batches"), name=name)
+    first = stoker.feed(target("batches"), name=name)
     with pytest.raises(stoker.FeedError, match=r"not .*:rows"):
-        stoker.share(target("rows"), name=name)
+        stoker.feed(target("rows"), name=name)
     del first
 
 
@@ -303,7 +303,7 @@ def test_a_script_that_shares_while_it_is_imported(tmp_path: Path, name: str) ->
 import stoker
 def make():
     return stoker.from_dataset(range(10), seed=0).batch(5)
-stoker.share(make, name="{name}")
+stoker.feed(make, name="{name}")
 """
     )
     done = subprocess.run(
@@ -314,7 +314,7 @@ stoker.share(make, name="{name}")
 
 def test_too_small_staging_areas(name: str) -> None:
     with pytest.raises(stoker.FeedError, match="at least 4"):
-        stoker.share(target("batches"), name=name, staging=2)
+        stoker.feed(target("batches"), name=name, staging=2)
 
 
 def test_states_of_other_feeds_are_refused(name: str) -> None:
@@ -499,7 +499,7 @@ def _interrupted(wait: Any) -> None:
 )
 def test_wrong_settings(settings: dict[str, Any], error: type[Exception], name: str) -> None:
     with pytest.raises(error, match=next(iter(settings))):
-        stoker.share(target("batches"), name=name, **settings)
+        stoker.feed(target("batches"), name=name, **settings)
 
 
 def test_waiting_uses_no_processor(name: str) -> None:
@@ -525,7 +525,7 @@ def _kill(jobs: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("access", shortened(["share", "from_feed"], 1))
 def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
-    call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
+    call = f"stoker.feed({target('batches')!r}, name={name!r}, jobs=2)"
     with contextlib.ExitStack() as stack:
         if access == "from_feed":
             stack.enter_context(feeding(served.batches, name, jobs=2))
@@ -617,6 +617,6 @@ def test_a_feeder_that_ends_each_time_at_one_place_is_not_started_for_ever(
         "def build():\n"
         "    return stoker.from_dataset(list(range(9))).map(die).batch(2).workers(0)\n"
     )
-    train = stoker.share(f"{tmp_path}/deadly.py:build", name=name)
+    train = stoker.feed(f"{tmp_path}/deadly.py:build", name=name)
     with pytest.raises(stoker.FeedError, match=r"ended \d times.* to see why"):
         list(train)

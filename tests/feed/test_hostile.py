@@ -282,7 +282,7 @@ def test_a_target_and_arguments_of_any_name(
     script = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.py"))
     Path(script).write_text(Path(failing.__file__).read_text())
     monkeypatch.setattr("sys.argv", [script, os.fsdecode(b"\xff" * 300)])
-    feed = stoker.share(f"{script}:loader", name=name)
+    feed = stoker.feed(f"{script}:loader", name=name)
     assert list(feed) == [[number] for number in range(10)]
 
 

@@ -185,7 +185,7 @@ MAPS: Mistakes = [
     (lambda: list(pictures().map(images.decode)), "give on= the name of the field"),
     (lambda: list(p().map(lambda x: None)), "the function returned None: return the example"),
     (lambda: list(p().map(lambda x: 1 / (x - 3))), "map(<lambda>) failed on example 3"),
-    (lambda: p().map(abs, on_error="ignore"), "'raise', a count or a fraction, not 'ignore'"),
+    (lambda: p().map(abs, max_errors="ignore"), "'raise', a count or a fraction, not 'ignore'"),
     (lambda: p().filter("x > 0"), ".filter() needs a function, not str"),
     (lambda: len(p().filter(bool)), ".steps(n) ends an epoch after n"),
     (lambda: p().scan(abs, 0), ".scan() calls fn(state, example)"),

@@ -228,7 +228,7 @@ def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
     said = run(
         installed,
         """
-        print(stoker.share.__module__, stoker.from_nothing(), sep=", ")
+        print(stoker.feed.__module__, stoker.from_nothing(), sep=", ")
         print("from_feed" in dir(stoker), hasattr(stoker, "from_elsewhere"))
         try:
             stoker.from_the_gone

@@ -280,7 +280,7 @@ def test_other_ranks_cannot_go_on_with_it() -> None:
         (lambda: numbers().batch(4, late=-1), "number of batches"),
         (lambda: numbers(6).batch(2, key=[0] * 6, late=1), "planned ahead"),  # type: ignore[call-overload]
         (lambda: numbers().filter(bool).batch(4, late=1), "waits for each"),
-        (lambda: numbers().map(int, on_error=1).batch(4, late=1), "waits for each"),
+        (lambda: numbers().map(int, max_errors=1).batch(4, late=1), "waits for each"),
         (lambda: numbers().echo(2).batch(4, late=1), "decides on numbers alone"),
         (lambda: rows(numbers().batch(4, late=1).echo(2)), "without .batch"),
         (lambda: stoker.from_iterable([1, 2]).batch(4, late=1), "a stream has one order"),

@@ -26,7 +26,7 @@ from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
 from stoker.stages.functions.operation import Operation
 from stoker.stages.shard import Shard
-from stoker.stages.skip import RAISE, Budget, OnError, budget_of
+from stoker.stages.skip import RAISE, Budget, MaxErrors, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Clock
 
@@ -72,13 +72,13 @@ class Chain:
     leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
-    def begin(cls, source: SourceBase, seed: Any, on_error: OnError = "raise") -> Chain:
+    def begin(cls, source: SourceBase, seed: Any, max_errors: MaxErrors = 0) -> Chain:
         """Return a chain without stages. Raises TypeError or ValueError for a wrong argument."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, not {seed}")
-        budget = budget_of(on_error)
+        budget = budget_of(max_errors)
         if seed is None:
             return cls(source, rng.draw_seed(), True, budget, is_seed_open=True)
         return cls(source, int(seed), False, budget)

@@ -86,7 +86,7 @@ def share(
     6.3). The first job starts a feeder: a process of its own, which ends with the last job. If the
     feeder is killed, one of the jobs starts another, which continues at the same position.
 
-    Example: ``train = stoker.share(make_pipeline, name="imagenet", jobs=4)``
+    Example: ``train = stoker.feed(make_pipeline, name="imagenet", jobs=4)``
 
     Args:
         function: returns the pipeline to prepare: a function without arguments at the top of a

@@ -77,7 +77,7 @@ def check_not_in_feeder() -> None:
     """Raise FeedError in a feeder's process: it imports the script of the job that started it."""
     if os.environ.get(FEEDER_VARIABLE) == str(os.getpid()):
         raise FeedError(
-            "the script calls stoker.share() while the feeder imports it: put the training code "
+            "the script calls stoker.feed() while the feeder imports it: put the training code "
             'below if __name__ == "__main__":'
         )
 

@@ -293,7 +293,7 @@ def _greet(
         if connection is None:
             raise FeedError(
                 f"there is no feed {address.name!r} on this host: start it with stoker feed "
-                f"FILE.py:FUNCTION --name {address.name}, or use stoker.share()"
+                f"FILE.py:FUNCTION --name {address.name}, or use stoker.feed()"
             )
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)

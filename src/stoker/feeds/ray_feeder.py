@@ -28,7 +28,7 @@ from stoker.transport.ray_session import (
 )
 from stoker.transport.secret import new_token
 
-_FEATURE = 'stoker.share(cluster="ray")'
+_FEATURE = 'stoker.feed(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
 # How long Ray's head may take. It answers in milliseconds, or never if it is gone. Chosen, not
 # measured.

@@ -81,8 +81,8 @@ class Padding:
             )
         if chain.budget != RAISE:
             raise CombinationError(
-                f".shard({self}) hands out every example once, and on_error={chain.budget} may "
-                "leave some out: remove on_error=, or use .shard(remainder='uneven')"
+                f".shard({self}) hands out every example once, and max_errors={chain.budget} may "
+                "leave some out: remove max_errors=, or use .shard(remainder='uneven')"
             )
         if chain.flows or chain.steps is not None:
             call = ".repeat()" if chain.flows else f".steps({chain.steps})"

@@ -78,7 +78,7 @@ class LateBatch(Batch, StreamStage):
                 f'late={self.late}. .echo("auto") uses what is there while examples are late'
             )
         if stage is not None or before.budget != RAISE:
-            name = "on_error=" if stage is None else f".{stage.name}"
+            name = "max_errors=" if stage is None else f".{stage.name}"
             raise CombinationError(
                 f"{name} decides about one example after another, and so waits for each: "
                 f".{self.call} cannot follow it"

@@ -206,8 +206,8 @@ class PlannedBatch(Batch):
             )
         if before.budget != RAISE:
             raise ValueError(
-                f".{self.call} plans batches before anything is read, and on_error="
-                f"{before.budget} may leave examples out: remove on_error="
+                f".{self.call} plans batches before anything is read, and max_errors="
+                f"{before.budget} may leave examples out: remove max_errors="
             )
         world = self._check_shard(before.stages)
         rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)

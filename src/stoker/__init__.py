@@ -69,7 +69,7 @@ from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
     from stoker.analysis import analyze
-    from stoker.feeds.api import from_feed, share
+    from stoker.feeds.api import feed, from_feed
 
 __all__ = [
     "__version__",
@@ -87,6 +87,7 @@ __all__ = [
     "echo",
     "EpochTime",
     "EpochWait",
+    "feed",
     "FeedError",
     "FieldError",
     "from_arrays",
@@ -118,7 +119,6 @@ __all__ = [
     "reads_only",
     "RemoteError",
     "serve_metrics",
-    "share",
     "Skip",
     "Source",
     "Stage",

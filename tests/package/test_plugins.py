@@ -69,7 +69,7 @@ ENTRY_POINTS = """
     [stoker.names]
     from_nothing = other_rooms:from_nothing
     from_the_gone = other_rooms_that_are_gone:hello
-    share = other_rooms:from_nothing
+    feed = other_rooms:from_nothing
 """
 
 

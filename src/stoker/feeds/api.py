@@ -1,4 +1,4 @@
-"""``share`` and ``from_feed``: pipelines over batches that one feeder prepares for many jobs."""
+"""``feed`` and ``from_feed``: pipelines over batches that one feeder prepares for many jobs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     return open_feed(FeedAddress(name, lambda: connect_within(name, _START_S)), seed)
 
 
-def share(
+def feed(
     function: Callable[[], Pipeline] | str,
     *,
     name: str,
@@ -78,7 +78,7 @@ def share(
     cluster: str | None = None,
     insecure: bool = False,
 ) -> Pipeline:
-    """Prepare each epoch once, for all jobs on this host that call ``share`` with the same name.
+    """Prepare each epoch once, for all jobs on this host that call ``feed`` with the same name.
 
     With ``cluster="ray"``, for all jobs of a Ray cluster, on any of its nodes.
 

@@ -520,7 +520,7 @@ class Pipeline(EpochApi[T]):
 
     def cache(
         self,
-        limit: int | float | str | None = None,
+        limit: int | str | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         keep: bool | None = None,
@@ -540,7 +540,7 @@ class Pipeline(EpochApi[T]):
         why. Where no place would save anything there is a warning, and no cache.
 
         Args:
-            limit: bytes (``"64GiB"``) or a share of usable memory (``0.5``; with ``path`` of the
+            limit: bytes (``"64GiB"``) or a share of usable memory (``"50%"``; with ``path`` of the
                 free disk); by default, and with ``"auto"``, half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
             keep: whether it stays after its last user ends; by default only with ``path``.

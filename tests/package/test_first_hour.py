@@ -258,7 +258,7 @@ WORKERS: Mistakes = [
     (lambda: p().to(None), "change the dtype in a map"),
     (lambda: list(p().to("cpu")), ".to(cpu) moves batches: put .batch(n) before it"),
     (lambda: p().shard(rank=0), "needs rank= and world_size= together"),
-    (lambda: p().shard(rank=2, world_size=2), "a rank lies between 0 and world - 1"),
+    (lambda: p().shard(rank=2, world_size=2), "a rank lies between 0 and world_size - 1"),
     (lambda: p().batch(2).shard(rank=0, world_size=2), "put it right after the source"),
     (
         lambda: list(s.from_dataset(range(4)).shuffle().shard(rank=0, world_size=2)),

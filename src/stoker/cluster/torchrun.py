@@ -44,7 +44,7 @@ class Start(msgspec.Struct):
 
     host: str
     token: bytes
-    limit: int | float | str
+    limit: int | str
     folder: str | None
     parent: int
     insecure: bool

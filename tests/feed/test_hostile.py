@@ -23,7 +23,7 @@ from playing import feeder_of, feeding, wait_until
 
 import stoker
 from descriptors import open_descriptors
-from stoker.feeds import local_socket, messages
+from stoker.feeds import local_socket, messages, payload
 from stoker.feeds.messages import (
     Begin,
     End,
@@ -40,7 +40,6 @@ from stoker.feeds.messages import (
     Welcome,
 )  # fmt: skip
 from stoker.feeds.shared_memory import Blocks
-from stoker.transport import payload
 from strategies import FULL, shortened
 
 _names = itertools.count()
@@ -60,7 +59,7 @@ FROM_JOB = [
     HELLO,
     EpochRequest(1, None, 0),
     EpochRequest(2, 3, 4),
-    Release([1, 2, 300], 10**9),
+    Release([1, 2, 300]),
     Leave(),
 ]
 FROM_FEEDER = [
@@ -143,8 +142,8 @@ def targeted(draw: random.Random) -> bytes:
                 EpochRequest(2, 0, largest),
                 EpochRequest(3, 1, 18),
                 EpochRequest(4, None, largest),
-                Release([0] * messages.MAX_LEASES, largest),
-                Release(list(range(100)), 0),
+                Release([0] * messages.MAX_LEASES),
+                Release(list(range(100))),
             ]
         )
     )
@@ -419,7 +418,7 @@ NONSENSE: dict[str, Says] = {
     "too long": lambda feeder: feeder.send(bytes(messages.MAX_PACKET_BYTES + 1)),
     "half a message": then(messages.encode(End(1, 0, 0))[:-1]),
     "no UTF-8": then(messages.encode(Failed(1, "abc")).replace(b"abc", b"\xff\xfe\xfd")),
-    "what a job says": then(messages.encode(Release([], 0))),
+    "what a job says": then(messages.encode(Release([]))),
     "a welcome": then(WELCOME),
     "a refusal": then(Refused("not you")),
     "an answer to what was not asked yet": then(Evicted(99)),

@@ -149,7 +149,7 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
     except (TypeError, ValueError) as error:  # ValueError: it is too large for a frame
         reason = messages.clip_text(f"this feed cannot serve other hosts: {error}")
         _send(link, Failed(item.request_id, reason))
-        messages.send(local, Release([item.lease], 0))
+        messages.send(local, Release([item.lease]))
 
 
 # -- on the job's host

@@ -256,7 +256,6 @@ class FeedServer:
         if isinstance(message, Hello):
             self._greet(session, message)
         elif isinstance(message, Release):
-            session.wait_ns = message.wait_ns
             for lease in message.leases:
                 if lease not in session.leases:
                     raise Malformed("it releases a lease that it does not have")

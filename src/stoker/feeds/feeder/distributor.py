@@ -41,8 +41,6 @@ class ClientSession:
         branch, reader: the branch that it reads and its reader there; None while it reads nothing.
         leases: its items by lease, with the reader to which they were sent.
         last_message_s: the time of its last message.
-        wait_ns: nanoseconds for which it has waited for the feed, by its own count.
-        rows: examples that it has received.
         blocked_others_s: seconds for which other jobs have waited for it.
     """
 
@@ -51,7 +49,7 @@ class ClientSession:
     requested: FeedPosition | None = None
     branch: Branch | None = None
     reader: LogReader | None = None
-    request_id = wait_ns = rows = 0
+    request_id = 0
     blocked_others_s = 0.0
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -84,7 +82,6 @@ class ClientSession:
         payload = item.payload
         item.leases.add(lease)
         self.leases[lease] = item, self.reader
-        self.rows += item.rows
         message = ItemMessage(
             self.request_id,
             item.epoch,

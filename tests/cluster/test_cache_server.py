@@ -234,11 +234,11 @@ def test_mutated_frames_harm_nobody(server: CacheServer) -> None:
     sizes, checksums = [len(each.data) for each in records], [each.checksum for each in records]
     other_keys = b"".join(key_of(each + 100, bytes(8)) for each in range(5))
     requests = [
-        (protocol.GetRequest(1, b"".join(each.key for each in records)), b""),
-        (protocol.PutRequest(2, other_keys, sizes, checksums), body),
-        (protocol.CacheHello(4, DEFINITION, 1), b""),
+        (protocol.GetRequest(b"".join(each.key for each in records)), b""),
+        (protocol.PutRequest(other_keys, sizes, checksums), body),
+        (protocol.CacheHello(DEFINITION, 1), b""),
     ]
-    hello = protocol.encode(protocol.CacheHello(0, DEFINITION, 1))
+    hello = protocol.encode(protocol.CacheHello(DEFINITION, 1))
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:

@@ -44,14 +44,14 @@ class Lying:
                 link.send(
                     protocol.encode(
                         protocol.CacheWelcome(
-                            request.id, "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
+                            "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
                         )
                     )
                 )
             elif isinstance(request, protocol.GetRequest):
                 answers = [self._answer(key) for key in protocol.split_keys(request.keys)]
                 sizes = [len(record) for _, record in answers]
-                got = protocol.GetReply(request.id, sizes, [checksum for checksum, _ in answers])
+                got = protocol.GetReply(sizes, [checksum for checksum, _ in answers])
                 link.send(protocol.encode(got), *(record for _, record in answers))
 
 
@@ -99,10 +99,10 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
     draw = random.Random(6)
     item = b"item" * 100
     answers: list[tuple[protocol.Reply, bytes]] = [
-        (protocol.GetReply(1, [400, -1], [5, 0]), item),
-        (protocol.PutReply(1, [0], False), b""),
+        (protocol.GetReply([400, -1], [5, 0]), item),
+        (protocol.PutReply([0], False), b""),
     ]
-    met = protocol.encode(protocol.CacheWelcome(0, "elsewhere", "/nowhere", 1 << 20, True, 0))
+    met = protocol.encode(protocol.CacheWelcome("elsewhere", "/nowhere", 1 << 20, True, 0))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:

@@ -99,12 +99,11 @@ class CacheServer:
             raise LinkError(f"{link.peer} did not send its specification first")
         differences = self._check_spec(hello)
         if differences:
-            link.send(protocol.encode(protocol.SpecDiffers(hello.id, differences)))
+            link.send(protocol.encode(protocol.SpecDiffers(differences)))
             return
         link.send(
             protocol.encode(
                 protocol.CacheWelcome(
-                    hello.id,
                     boot_id(),
                     self.folder,
                     self.limit_bytes,
@@ -156,7 +155,7 @@ class CacheServer:
             checksums.append(checksum)
             parts.append(record)
             total += len(record)
-        link.send(protocol.encode(protocol.GetReply(request.id, sizes, checksums)), *parts)
+        link.send(protocol.encode(protocol.GetReply(sizes, checksums)), *parts)
 
     def _put(self, link: Link, request: protocol.PutRequest, body: memoryview) -> None:
         keys = protocol.split_keys(request.keys)
@@ -171,7 +170,7 @@ class CacheServer:
         self._add(items)
         held = self._store.holds(keys)
         refused = [index for index, is_held in enumerate(held) if not is_held]
-        link.send(protocol.encode(protocol.PutReply(request.id, refused, self._store.is_full)))
+        link.send(protocol.encode(protocol.PutReply(refused, self._store.is_full)))
 
     def _add(self, items: list[StoredItem]) -> None:
         while not self._store.is_full:

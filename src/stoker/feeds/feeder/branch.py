@@ -114,7 +114,7 @@ class Producer:
         if output is None:
             return None
         payload = to_payload(output.value, self._blocks)
-        return StagedItem(epoch, number, output.count, output.rows, payload.nbytes, payload)
+        return StagedItem(epoch, number, output.count, output.rows, payload)
 
 
 # How long closing waits for threads. A user would wait so long without an explanation. Chosen, not

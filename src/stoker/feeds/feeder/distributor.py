@@ -225,7 +225,7 @@ class Distributor:
     def _append(self, branch: Branch, item: StagedItem) -> None:
         branch.item_count += 1
         self.rows_made += item.rows
-        refusal = self._staging.record_size(item.nbytes)
+        refusal = self._staging.record_size(item.payload.nbytes)
         if refusal is not None:
             branch.log.broken = PipelineFailed(refusal)
         item.payload.mark(next(self._generations))

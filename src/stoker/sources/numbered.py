@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import ChainOfSource, IndexedSource, SourceOver
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
@@ -118,7 +118,7 @@ class NumberedSource(SourceOver):
         reader = self.within.reader(selection)
         return None if reader is None else _NumberedReader(self, reader)
 
-    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> EpochIndices:
         return self.within.order(selection, seed, epoch, group)
 
     @property
@@ -141,7 +141,7 @@ class NumberedSource(SourceOver):
     def changes_shares(self) -> bool:
         return self.within.changes_shares
 
-    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
+    def part_stats(self, order: EpochIndices, examples: int) -> tuple[PartStats, ...]:
         return self.within.part_stats(order, examples)
 
     @property

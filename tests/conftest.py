@@ -25,6 +25,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from descriptors import RAISED
+
 LEFTOVER_GRACE_S = 30.0
 
 # A shell that is not interactive starts background jobs with SIGINT ignored, and programs that a
@@ -50,8 +52,6 @@ settings.load_profile(os.environ.get("STOKER_TEST_PROFILE", "short"))
 # Python 3.14 starts processes by forkserver, which pickles what it sends, and functions that a test
 # defines cannot be. Tests of start methods name theirs.
 multiprocessing.set_start_method("fork", force=True)
-
-_raised = pytest.StashKey[bool]()
 
 
 def _has_accelerator() -> bool:
@@ -167,7 +167,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     if call.when == "call":
-        item.stash[_raised] = call.excinfo is not None
+        item.stash[RAISED] = call.excinfo is not None
     return (yield)
 
 
@@ -238,7 +238,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
     yield
 
-    if request.node.stash.get(_raised, False):
+    if request.node.stash.get(RAISED, False):
         return
 
     def leftovers() -> tuple[set[threading.Thread], set[psutil.Process]]:

@@ -22,7 +22,7 @@ import ray
 
 import order_chains
 import stoker
-from conftest import _raised
+from descriptors import RAISED
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cluster.workers import ray_kind
@@ -66,7 +66,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """In place of the check of all processes: a cluster starts and keeps some as it likes."""
     yield
-    if request.node.stash.get(_raised, False):
+    if request.node.stash.get(RAISED, False):
         return
     gc.collect()
     until(lambda: not actors())

@@ -20,7 +20,6 @@ import served
 import stoker
 from stoker.feeds import local_socket, messages
 from stoker.feeds.autostart import FeedSettings
-from stoker.feeds.feeder.preparation import Preparation
 from stoker.feeds.server import FeedServer
 
 WITHIN_S = 200.0
@@ -170,7 +169,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     def feed() -> None:
         listener = local_socket.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, Preparation(make()), how)
+        feeder = FeedServer(listener, make(), how)
         try:
             feeder.serve()
         except BaseException:

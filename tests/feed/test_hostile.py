@@ -238,12 +238,11 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
 
     from stoker.feeds.autostart import FeedSettings
     from stoker.feeds.feed_view import FeedView
-    from stoker.feeds.feeder.preparation import Preparation
     from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None
-    feeder = FeedServer(listener, Preparation(served.batches()), FeedSettings(name, ""))
+    feeder = FeedServer(listener, served.batches(), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -287,7 +286,6 @@ def test_a_target_and_arguments_of_any_name(
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     from stoker.feeds.autostart import FeedSettings
-    from stoker.feeds.feeder.preparation import Preparation
     from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
@@ -295,7 +293,7 @@ def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
         FeedServer(
             listener,
-            Preparation(stoker.from_dataset(range(9), seed=2**64)),
+            stoker.from_dataset(range(9), seed=2**64),
             FeedSettings(name, ""),
         )
 

@@ -21,7 +21,6 @@ import pytest
 import served
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network import cut_at, flip_at, line_to
 from playing import (
     Play,
     check_outputs,
@@ -38,6 +37,7 @@ from playing import (
 
 import stoker
 from authority import certificates
+from line import cut_at, flip_at, line_to
 from scripts import reserved_port
 from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
@@ -238,9 +238,9 @@ def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any])
     with (
         somewhere() as feed,
         feeding(make, feed.name, listen=feed.listen),
-        line_to(feed.port, damages) as port,
+        line_to(feed.port, damages) as line,
     ):
-        train = stoker.from_feed(feed.url(port=port))
+        train = stoker.from_feed(feed.url(port=line.port))
         for epoch in range(2):
             assert [served.digest(value) for value in train] == served.expected(kind, epoch)
 

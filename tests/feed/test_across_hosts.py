@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +24,11 @@ from playing import (
     check_outputs,
     feeder_of,
     feeding,
-    is_stopped,
+    fresh_name,
     joining,
     log_of,
+    play_out,
+    plays,
     sharing,
     start,
     wait_for_the_end,
@@ -42,7 +42,6 @@ from scripts import reserved_port
 from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
 
-_names = itertools.count()
 HOSTS = ("127.0.0.1", "localhost")
 
 
@@ -73,56 +72,13 @@ class Somewhere:
 @contextlib.contextmanager
 def somewhere() -> Iterator[Somewhere]:
     with reserved_port() as port:
-        yield Somewhere(f"across-{os.getpid()}-{next(_names)}", port)
+        yield Somewhere(fresh_name(), port)
 
 
 @pytest.fixture
 def feed() -> Iterator[Somewhere]:
     with somewhere() as made:
         yield made
-
-
-def plays() -> st.SearchStrategy[list[Play]]:
-    play = st.builds(
-        Play,
-        epochs=st.integers(1, 3),
-        step_s=st.sampled_from((0.0, 0.0, 0.001, 0.004)),
-        fate=st.sampled_from(("none", "none", "killed", "stopped", "skips", "resumes")),
-        at=st.integers(1, 12),
-        keeps=st.sampled_from((0, 0, 1, 5)),
-        delay_s=st.sampled_from((0.0, 0.0, 0.02, 0.1)),
-    )
-    return st.lists(play, min_size=2, max_size=5)
-
-
-def kill(name: str) -> None:
-    pid = feeder_of(name)
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def play_out(
-    makes: list[Callable[[], Any]], cast: list[Play], kind: str, kills: list[tuple[int, str]]
-) -> None:
-    """Have jobs play, kill feeders behind so many outputs, and check what came."""
-    with tempfile.TemporaryDirectory() as home:
-        logs = [Path(home) / f"{number}" for number in range(len(cast))]
-        jobs = [start(*one) for one in zip(makes, cast, logs, strict=True)]
-
-        def outputs() -> int:
-            return sum(len(log_of(log).outputs) for log in logs)
-
-        for behind, whom in sorted(kills):
-            while outputs() < behind and any(job.is_alive() for job in jobs):
-                if any(is_stopped(job.pid) for job in jobs):
-                    break
-                time.sleep(0.002)
-            if any(job.is_alive() for job in jobs):
-                kill(whom)
-        wait_for_the_end(jobs, continue_after_s=0.1)
-        for play, log in zip(cast, logs, strict=True):
-            check_outputs(log_of(log), kind, play)
 
 
 # -- what comes out
@@ -189,7 +145,7 @@ def test_several_epochs_are_prepared_once_for_all_hosts(feed: Somewhere, tmp_pat
 
 
 @settings(max_examples=100 if FULL else 3)
-@given(plays(), st.sampled_from(served.KINDS))
+@given(plays(fewest=2), st.sampled_from(served.KINDS))
 def test_jobs_that_are_killed(cast: list[Play], kind: str) -> None:
     make: Callable[[], Any] = getattr(served, kind)
     with somewhere() as feed, feeding(make, feed.name, listen=feed.listen):
@@ -200,7 +156,7 @@ def test_jobs_that_are_killed(cast: list[Play], kind: str) -> None:
 @pytest.mark.full
 @settings(max_examples=100 if FULL else 2)
 @given(
-    plays(),
+    plays(fewest=2),
     st.sampled_from(served.KINDS),
     st.lists(st.integers(1, 60), min_size=1, max_size=3),
 )

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +37,6 @@ import stoker
 from stoker.feeds import local_socket, messages, server
 from stoker.feeds.autostart import FeedSettings
 from strategies import one_in, shortened
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = f"feeds-{os.getpid()}-{next(_names)}"
-    yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
 
 
 def failing_target(function: str) -> str:

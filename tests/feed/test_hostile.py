@@ -6,12 +6,11 @@ import contextlib
 import functools
 import gc
 import io
-import itertools
 import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import failing
 import numpy as np
 import pytest
 import served
-from playing import feeder_of, feeding, wait_until
+from playing import feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
@@ -41,16 +40,6 @@ from stoker.feeds.messages import (
 )  # fmt: skip
 from stoker.feeds.shared_memory import Blocks
 from strategies import FULL, shortened
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = f"hostile-{os.getpid()}-{next(_names)}"
-    yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
-
 
 HELLO = Hello(messages.VERSION, "a job", "", "", 11, ["a", "b"])
 WELCOME = Welcome(True, 3, 11, ["a", "b"], True, 2, 7, 0)

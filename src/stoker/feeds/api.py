@@ -46,19 +46,18 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     ``name`` is not a valid name, ImportError if a feed on another host needs cryptography
     (``pip install 'stoker[cluster]'``).
     """
+    from stoker.feeds import remote
     from stoker.feeds.connection import FeedAddress
     from stoker.feeds.feed_source import open_feed
     from stoker.feeds.local_socket import check_name, connect_within
-    from stoker.feeds.remote import FeedUrl, is_url
-    from stoker.feeds.remote import connect_within as connect_remote
 
-    if is_url(name):
-        url = FeedUrl.of(name)
+    if remote.is_url(name):
+        _, remote_name = remote.split_url(name)
 
         def connect() -> socket.socket:
-            return connect_remote(url, insecure=bool(insecure))
+            return remote.connect_within(name, insecure=bool(insecure))
 
-        address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=url.name)
+        address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=remote_name)
         return open_feed(address, seed)
     if insecure:
         raise ValueError("insecure=True is for feeds on other hosts: leave it out")

@@ -17,7 +17,7 @@ from stoker.errors import FeedError
 from stoker.feeds.autostart import FeedSettings
 from stoker.feeds.feeder.distributor import ClientSession
 from stoker.feeds.local_socket import check_name, listen
-from stoker.feeds.remote import FeedUrl
+from stoker.feeds.remote import join_url
 from stoker.feeds.server import SWITCH_S, FeedServer, open_server
 
 # How often the table is printed, unless nothing has changed. Chosen, not measured.
@@ -64,8 +64,8 @@ def _headline(feeder: FeedServer) -> str:
     length = "" if about.length is None else f", {about.length:,} an epoch"
     remote_hint = ""
     if feeder.address:
-        url = FeedUrl(feeder.address, feeder.name)
-        remote_hint = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
+        url = join_url(feeder.address, feeder.name)
+        remote_hint = f"\non another host: for batch in stoker.from_feed({url!r}): ..."
     return (
         f"feed {feeder.name!r}: {outputs} of {feeder.target}{length}, seed {feeder.seed}\n"
         f"staging area: {feeder.staging.describe()}, not in /dev/shm\n"

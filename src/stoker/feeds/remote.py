@@ -17,7 +17,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,28 +58,22 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and text.startswith(_SCHEME)
 
 
-@dataclass(frozen=True)
-class FeedUrl:
-    """A feed's address: ``host:port``, and its name there."""
+def split_url(url: str) -> tuple[str, str]:
+    """Return the ``host:port`` and the name in ``tcp://host:port/NAME``. Raises ValueError."""
+    address, _, name = url.removeprefix(_SCHEME).partition("/")
+    try:
+        split_address(address)
+        local_socket.check_name(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{url!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
+        ) from None
+    return address, name
 
-    address: str
-    name: str
 
-    @staticmethod
-    def of(text: str) -> FeedUrl:
-        """Parse a URL, ``tcp://host:port/NAME``. Raises ValueError."""
-        address, _, name = text.removeprefix(_SCHEME).partition("/")
-        try:
-            split_address(address)
-            local_socket.check_name(name)
-        except ValueError as error:
-            raise ValueError(
-                f"{text!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
-            ) from None
-        return FeedUrl(address, name)
-
-    def __str__(self) -> str:
-        return f"{_SCHEME}{self.address}/{self.name}"
+def join_url(address: str, name: str) -> str:
+    """Return the URL of a feed, the inverse of `split_url`."""
+    return f"{_SCHEME}{address}/{name}"
 
 
 # -- on the feeder's host
@@ -155,22 +148,23 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
 # -- on the job's host
 
 
-def connect_within(url: FeedUrl, *, insecure: bool) -> socket.socket:
+def connect_within(url: str, *, insecure: bool) -> socket.socket:
     """Connect to a feed that may be starting; return a socket like one of a local feed.
 
     Raises FeedError, TokenError; ImportError if cryptography is missing.
     """
+    address, name = split_url(url)
     until_s = time.monotonic() + _START_S
     while True:
         try:
-            return connect(url.address, read_token(token_path()), insecure=insecure)
+            return connect(address, read_token(token_path()), insecure=insecure)
         except LinkRefused as error:
             raise FeedError(f"cannot join {url}: {error}") from error
         except LinkError as error:
             if time.monotonic() > until_s:
                 raise FeedError(
                     f"there is no feed {url}: {error}. Start it there: stoker feed "
-                    f"FILE.py:FUNCTION --name {url.name} --listen {url.address}"
+                    f"FILE.py:FUNCTION --name {name} --listen {address}"
                 ) from error
         time.sleep(_RETRY_S)
 

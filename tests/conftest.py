@@ -171,6 +171,42 @@ def pytest_runtest_makereport(
     return (yield)
 
 
+@pytest.fixture(autouse=True)
+def own_places(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Have tests of caches leave the user's list of caches and token alone, in programs, too."""
+    room = request.path.parent.name
+    if room not in ("cache", "cluster"):
+        return
+    folder = tmp_path_factory.mktemp("places")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    if room == "cluster":
+        from nodes import write_token
+
+        monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
+        # Servers of a busy machine answer late.
+        monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return where a store may be made."""
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a feed's name; no feed has it when the test has ended."""
+    from playing import fresh_name, wait_until
+
+    made = fresh_name()
+    yield made
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
+
+
 def _helper_pids() -> set[int]:
     """Processes that `multiprocessing` starts once and keeps until the interpreter ends."""
     from multiprocessing import forkserver, resource_tracker

@@ -54,7 +54,7 @@ for inputs, labels in train:  # float32 [32, 8] and int64 [32]
     pass
 
 # %% stoker.from_dataset
-train = stoker.from_dataset(dataset, seed=0, on_error=0.01).shuffle().batch(32)
+train = stoker.from_dataset(dataset, seed=0, max_errors="1%").shuffle().batch(32)
 
 # %% stoker.from_files
 sizes = stoker.from_files("train/**/*.jpg").map(lambda file: (file.path, len(file.data)))

@@ -27,7 +27,7 @@ def ready(pipeline):
     return batches.map(images.to_chw, on="image").map(images.normalize(), on="image")
 
 
-photographs = stoker.from_folder("train", seed=0, on_error=0.001)  # one in 1,000 may be broken
+photographs = stoker.from_folder("train", seed=0, max_errors="0.1%")  # one in 1,000 may be broken
 train = ready(
     photographs.shuffle()
     .cache(path="cache")  # files, on the local disk

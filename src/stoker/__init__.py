@@ -56,7 +56,7 @@ from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
     from stoker.analysis import analyze
-    from stoker.feed.api import from_feed, share
+    from stoker.feeds.api import feed, from_feed
 
 __all__ = [
     "__version__",
@@ -95,7 +95,7 @@ __all__ = [
     "reads_only",
     "RemoteError",
     "serve",
-    "share",
+    "feed",
     "Source",
     "Stage",
     "StageError",

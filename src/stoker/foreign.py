@@ -90,13 +90,13 @@ FUNCTIONS = {
 """By a name that the package does not have."""
 
 CALLS = {
-    "batch": ".batch(32, drop_last=True); .batch_by_tokens(max_tokens, sizes) and .bucket(n, key) plan",
+    "batch": ".batch(32, drop_last=True), .batch_by_tokens(max_tokens, sizes), .bucket(n, key)",
     "filter": "options have names: .filter(fn, on='label')",
     "map": "options have names: .map(fn, on='image')",
     "random_map": "options have names: .random_map(fn, on='image')",
     "repeat": ".repeat() has no end; .repeat().steps(n) ends an epoch after n batches",
     "shard": "ranks are found by themselves, or have names: .shard(rank=0, world_size=2)",
-    "shuffle": "the source has the seed, from_dataset(dataset, seed=0).shuffle(); weights: .sample(weights)",
+    "shuffle": "the source has the seed: from_dataset(dataset, seed=0); .sample(w) has weights",
     "workers": "the number comes first, and options have names: .workers(8, kind='process')",
 }
 """By a method that was called with wrong arguments."""

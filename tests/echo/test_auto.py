@@ -657,9 +657,9 @@ def test_what_filters_and_skip_budgets_leave_is_covered(point: str, source: str,
         return x
 
     if source == "dataset":
-        chain = stoker.from_dataset(Slow(33), seed=0, on_error=4).shuffle()
+        chain = stoker.from_dataset(Slow(33), seed=0, max_errors=4).shuffle()
     else:
-        chain = stoker.from_iterable(Stream(33), seed=0, on_error=4)
+        chain = stoker.from_iterable(Stream(33), seed=0, max_errors=4)
     chain = chain.map(fail).filter(Keep(3, 0), on="id")
     expected = {i for i in range(33) if i not in bad and i % 3}
     pipeline = built(chain, point, auto(), kind=kind)
@@ -1739,7 +1739,7 @@ def test_what_a_loader_raises_arrives_once_and_it_goes_on(
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
     data = Faulty(60, {5, 21, 40})
-    pipeline = stoker.from_dataset(data, seed=0, on_error=2).echo().batch(4)
+    pipeline = stoker.from_dataset(data, seed=0, max_errors=2).echo().batch(4)
     found: list[list[int]] = []
     with leaving_nothing():
         iterator = iter(pipeline.workers(workers, kind=kind))

@@ -85,9 +85,9 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     if kind == "share":
         name = f"cells-{framework.split()[0]}-{use.replace(' ', '-')}-{os.environ['CELLS']}"
         if ranks:
-            feed = stoker.share(prepared_examples, name=name, jobs=WORLD)
+            feed = stoker.feed(prepared_examples, name=name, jobs=WORLD)
             return feed.shard().batch(BATCH)
-        feed = stoker.share(prepared, name=name)
+        feed = stoker.feed(prepared, name=name)
         return feed.repeat().steps(10) if scheduled else feed
     data: Any = Numbered()
     if kind == "cached":

@@ -239,8 +239,10 @@ def test_images_of_a_chunk_are_each_what_they_are_alone(workers: int) -> None:
     damaged = {"cut": FILES["rgb"][:-300], "text": "no image", "no JPEG": b"\xff\xd8\xff"}
     images = [*forms().values(), *damaged.values()]
 
-    def stream(fn: Any, on_error: Any) -> Any:
-        source = stoker.from_dataset(list(enumerate(images)), seed=0, on_error=on_error).shuffle()
+    def stream(fn: Any, max_errors: Any) -> Any:
+        source = stoker.from_dataset(
+            list(enumerate(images)), seed=0, max_errors=max_errors
+        ).shuffle()
         made = source.random_map(fn, on=1).batch(8).workers(workers)
         found, error = [], None
         try:
@@ -251,8 +253,8 @@ def test_images_of_a_chunk_are_each_what_they_are_alone(workers: int) -> None:
         return found, sorted((each.index, each.cause) for each in made.stats().skips), error
 
     together = random_resized_crop(16, flip_p=0.5)
-    for on_error in ("raise", len(damaged)):
-        assert stream(together, on_error) == stream(one_by_one, on_error)
+    for max_errors in (0, len(damaged)):
+        assert stream(together, max_errors) == stream(one_by_one, max_errors)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -218,7 +218,7 @@ def test_images_on_a_device_are_flipped_with_their_masks_and_boxes() -> None:
     deep = pixels[:, :2].clone()
     boxes = torch.tensor([[[1, 2, 4, 5], [0, 0, 10, 8]]] * 6)
     data = stoker.from_arrays(pixels.numpy(), masks.numpy(), deep.numpy(), boxes.numpy(), seed=0)
-    flipping = data.batch(6).to_torch().random_map(images.random_flip, on=[0, 1, 2, 3])
+    flipping = data.batch(6).to_torch().random_map(images.random_hflip, on=[0, 1, 2, 3])
     (made,) = flipping
     flipped = made[0][:, 0, 0, 0] > made[0][:, 0, 0, 9]
     assert 0 < flipped.sum() < 6

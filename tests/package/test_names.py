@@ -71,7 +71,7 @@ def test_a_stage_with_a_stream_is_named_in_its_file_and_the_pipeline_alone() -> 
     used = {file: names_in(file) for file in SOURCES.rglob("*.py")}
     stages = [file for file in (SOURCES / "steps").glob("*.py") if file.name != "__init__.py"]
     assert stages
-    makers = {SOURCES / name for name in ("pipeline.py", "constructors.py", "feed/feed_source.py")}
+    makers = {SOURCES / name for name in ("pipeline.py", "constructors.py", "feeds/feed_source.py")}
     for stage in stages:
         body = ast.parse(stage.read_text()).body
         classes = {node.name for node in body if isinstance(node, ast.ClassDef)}

@@ -184,7 +184,7 @@ def shared() -> Any:
 
 @pytest.mark.full
 def test_images_are_the_same_from_a_feed() -> None:
-    train = stoker.share(shared, name="lending", seed=1)
+    train = stoker.feed(shared, name="lending", seed=1)
     alike(consumed(train, 1), consumed(pictures(False, "thread"), 1))
 
 

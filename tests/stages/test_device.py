@@ -72,7 +72,7 @@ def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
             time.sleep(taking_s)
             return x + int(rng.integers(2))
 
-        train = stoker.from_dataset(range(60), seed=0, on_error=2).shuffle().echo(2, pool=16)
+        train = stoker.from_dataset(range(60), seed=0, max_errors=2).shuffle().echo(2, pool=16)
         train = train.random_map(shifted).batch(8).workers(2)
         return [(train.progress, train.counts) for _ in train]
 

@@ -28,7 +28,7 @@ _STREAM = "A stream is read once, and has no index to find its examples by: a ca
 
 def cached(
     dataset: Any,
-    limit: int | float | str = "auto",
+    limit: int | str = "auto",
     *,
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
@@ -45,7 +45,7 @@ def cached(
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used where
             it stands for that. Items are nested arrays, tensors, bytes, strings and numbers.
-        limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free
+        limit: bytes (``"64GiB"``), a share of usable memory (``"50%"``; with ``path`` of the free
             disk), or ``"auto"``: half (four fifths).
         path, keep, cluster, insecure: as in ``Pipeline.cache``.
         version: names the data: with it, jobs share the store, and with ``keep`` the next run finds

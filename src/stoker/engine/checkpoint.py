@@ -27,8 +27,8 @@ import msgspec
 
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.errors import StateError
-from stoker.schedule.cuts import Cuts, EvenCuts, PlannedCuts
-from stoker.schedule.leg import Leg
+from stoker.schedule.batch_bounds import BatchBounds, FixedBatches, PlannedBounds
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 
@@ -92,7 +92,7 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     order: str = ""
-    leg: Leg | None = None
+    leg: EpochRest | None = None
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Bounds:
     pool_group: int
     epoch: int
     carries_pool: bool
-    cuts: PlannedCuts | None = None
+    cuts: PlannedBounds | None = None
 
     def __post_init__(self) -> None:
         self.exact: int | None = self.most
@@ -169,9 +169,9 @@ class UpstreamRequest:
     again: frozenset[int] = frozenset()
     loaded: int = 0
 
-    def of_inputs(self, cuts: Cuts) -> UpstreamRequest:
+    def of_inputs(self, cuts: BatchBounds) -> UpstreamRequest:
         """Return the request to the inputs that these outputs are cut from."""
-        if cuts == EvenCuts(1):
+        if cuts == FixedBatches(1):
             return self
         start = cuts.start
         return UpstreamRequest(

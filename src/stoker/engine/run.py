@@ -29,7 +29,7 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
 
@@ -115,7 +115,7 @@ class Run:
         return self._streams.order_digest if self._plan.calls_user else ""
 
     @property
-    def leg(self) -> Leg | None:
+    def leg(self) -> EpochRest | None:
         """The leg that this runs of an epoch that other ranks began; all counts begin with it."""
         return self._plan.selection.leg
 

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.costs import Costs
-from stoker.schedule.cuts import PlannedCuts
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.mixed import parts_and_numbers
 from stoker.schedule.orders.order import Places, as_array
+from stoker.schedule.sharding import EpochIndices
 
 # Windows whose batches are remembered: workers read ahead, and a resumed pool reaches back.
 _REMEMBERED = 8
@@ -93,8 +93,8 @@ class _Window(NamedTuple):
     carried: Numbers
 
 
-class PlannedDeal:
-    """The rows of one rank, batch by batch: a ``CountedDeal``.
+class PlannedSharding:
+    """The rows of one rank, batch by batch: a ``CountedSharding``.
 
     Args:
         whole: the epoch as a single process reads it.
@@ -115,7 +115,7 @@ class PlannedDeal:
 
     def __init__(
         self,
-        whole: RankOrder,
+        whole: EpochIndices,
         rule: BatchRule,
         seed: int,
         epoch: int,
@@ -139,7 +139,7 @@ class PlannedDeal:
         zero = np.zeros(1, np.int64)
         self._starts = np.concatenate([zero, np.cumsum([each.sum() for each in sizes])])
         self._first_steps = np.concatenate([zero, np.cumsum([len(each) for each in sizes])])
-        self.cuts = PlannedCuts(np.concatenate(sizes), np.concatenate(of_all))
+        self.cuts = PlannedBounds(np.concatenate(sizes), np.concatenate(of_all))
 
     def places(self, rows: Places) -> Places:
         return self.whole.places(self._in_epoch(as_array(rows)))

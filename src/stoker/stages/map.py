@@ -17,7 +17,7 @@ from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.functions.transforms import call_with_rng, call_without_rng
-from stoker.stages.skip import OnError
+from stoker.stages.skip import MaxErrors
 from stoker.stages.stage import (
     ChainView,
     EnginePlan,
@@ -49,7 +49,7 @@ class Map(Operation):
     def of(
         fn: Any,
         on: Any,
-        on_error: OnError | None,
+        max_errors: MaxErrors | None,
         *,
         is_random: bool,
         repeats_only: bool = False,
@@ -59,7 +59,7 @@ class Map(Operation):
         method = "random_map" if is_random else "map"
         if not isinstance(progress, bool):
             raise TypeError(f".{method}() takes progress=True or False, not {progress!r}")
-        budget = check_budget(method, fn, on, on_error, is_random=is_random, progress=progress)
+        budget = check_budget(method, fn, on, max_errors, is_random=is_random, progress=progress)
         only = bool(repeats_only)
         return Map(
             fn, names_of(on), budget, is_random=is_random, repeats_only=only, progress=progress
@@ -84,7 +84,7 @@ class Map(Operation):
         stage = self.place_on(before)
         if self.budget is not None and before.is_batched:
             raise CombinationError(
-                "on_error= works for examples only: a stage after .batch() always raises"
+                "max_errors= works for examples only: a stage after .batch() always raises"
             )
         last = first_with(reversed(before.stages), lambda t: t.repeats or t.batches)
         if self.repeats_only and (last is None or not last.traits.repeats):

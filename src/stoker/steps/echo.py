@@ -27,8 +27,8 @@ from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.factor import EvenUses, exact_factor
-from stoker.schedule.leg import Leg
 from stoker.schedule.pools.adaptive import (
     MOST_DISTANCE,
     MOST_FACTOR,
@@ -218,7 +218,7 @@ class Echo(StreamStage):
             "own"
         )
 
-    def on_leg(self, leg: Leg, rank: int) -> Echo:
+    def on_leg(self, leg: EpochRest, rank: int) -> Echo:
         """Return it with the uses that are left of the items that the pool holds at its begin."""
         if leg.held is None or self.counts is None:
             return self
@@ -410,7 +410,7 @@ def _choose_size(echo: Echo, context: StreamContext, stream: EchoStream[Any]) ->
         )  # fmt: skip
 
 
-def pool_key(seed: int, epoch: int, leg: Leg | None) -> NDArray[np.uint64]:
+def pool_key(seed: int, epoch: int, leg: EpochRest | None) -> NDArray[np.uint64]:
     """Return the key of a pool's draws; each leg of an epoch has another one."""
     steps = 0 if leg is None else leg.before.steps
     return rng.key(seed, epoch, rng.ECHO, steps)

@@ -12,12 +12,12 @@ from typing import Any
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import OwnPoint, Part
 from stoker.engine.plan.segment import Segment
-from stoker.schedule.batch_plan import BatchRule, PlannedDeal
-from stoker.schedule.cuts import PlannedCuts
-from stoker.schedule.dealing import RankOrder
-from stoker.schedule.leg import Leg
+from stoker.schedule.batch_bounds import PlannedBounds
+from stoker.schedule.batch_plan import BatchRule, PlannedSharding
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
@@ -46,9 +46,9 @@ class Plan:
     group: int
     mask: str | None = None
     batches: BatchRule | None = None
-    _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
+    _planned: dict[tuple[int, int], EpochIndices] = field(default_factory=dict, compare=False)
 
-    def on_leg(self, leg: Leg) -> Plan:
+    def on_leg(self, leg: EpochRest) -> Plan:
         """Return this for the rest of an epoch."""
         return replace(self, selection=replace(self.selection, leg=leg), _planned={})
 
@@ -57,7 +57,7 @@ class Plan:
         source: SourceBase = self.iterated if self.indexed is None else self.indexed
         return source
 
-    def order(self, seed: int, epoch: int) -> RankOrder:
+    def order(self, seed: int, epoch: int) -> EpochIndices:
         """Return the order of an epoch of an indexed source, as this rank reads it.
 
         Batches that are planned are planned now; the plan of the last epoch is kept, unless a
@@ -85,15 +85,15 @@ class Plan:
         """Whether the plan of an epoch's batches is kept."""
         return (seed, epoch) in self._planned
 
-    def cuts(self, seed: int, epoch: int) -> PlannedCuts:
+    def cuts(self, seed: int, epoch: int) -> PlannedBounds:
         """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
         return self.planned_deal(seed, epoch).cuts
 
-    def planned_deal(self, seed: int, epoch: int) -> PlannedDeal:
+    def planned_deal(self, seed: int, epoch: int) -> PlannedSharding:
         """Return the deal of an epoch whose batches are planned."""
         assert self.batches is not None
         deal = self._by_rule(self.batches, seed, epoch).deal
-        assert isinstance(deal, PlannedDeal)
+        assert isinstance(deal, PlannedSharding)
         return deal
 
     @property
@@ -106,7 +106,7 @@ class Plan:
         if self.calls_user:
             self._planned.clear()
 
-    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
+    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> EpochIndices:
         assert self.indexed is not None
         known = self._planned.get((seed, epoch))
         if known is not None:
@@ -116,8 +116,8 @@ class Plan:
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         leg, parts = self.selection.leg, self.indexed.parts_count
         first = 0 if leg is None else leg.rest.first or 0
-        deal = PlannedDeal(whole, rule, seed, epoch, rank, world, parts, first)
-        order = RankOrder(whole.order, deal, deal.cuts.examples)
+        deal = PlannedSharding(whole, rule, seed, epoch, rank, world, parts, first)
+        order = EpochIndices(whole.order, deal, deal.cuts.examples)
         order.digest = whole.digest
         self._planned.clear()
         self._planned[seed, epoch] = order

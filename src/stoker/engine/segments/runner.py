@@ -32,7 +32,7 @@ from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.schedule.cuts import Cuts
+from stoker.schedule.batch_bounds import BatchBounds
 from stoker.stages.batching.builder import Builder, batch_of
 from stoker.stages.batching.joining import JoinedBatch, Packed, rows_of
 from stoker.stages.batching.user_collate import collate_examples
@@ -65,7 +65,7 @@ class SegmentRunner:
     depth: int
     cost: CostEstimate
     group: int
-    cuts: Cuts
+    cuts: BatchBounds
     recycler: Recycler
     tally: EpochCounters
     is_sent: bool

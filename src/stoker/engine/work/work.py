@@ -39,9 +39,9 @@ from stoker.engine.work.spot import HERE
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.progress import Progress, progress_at
 from stoker.schedule.rng import AddressedGenerator
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import Collate, RowError
 from stoker.stages.cache import LeftOutBefore, Miss
@@ -73,7 +73,7 @@ class Work:
         segment: Segment,
         address: WorkAddress,
         source: IndexedSource | None,
-        order: RankOrder | None,
+        order: EpochIndices | None,
         held: Sequence[Sequence[SeededGenerator]] | None = None,
     ) -> None:
         self.segment = segment

@@ -187,7 +187,7 @@ class Watch:
         error = self._failure(job, stack).error
         assert isinstance(error, StageError)
         waited, end = format_seconds(job.waited_ns / 1e9), format_seconds(self._timeout_ns / 1e9)
-        skips = "" if job.remote is None else ", which on_error= may skip"
+        skips = "" if job.remote is None else ", which max_errors= may skip"
         with self._lock:
             if job.has_moved:
                 return

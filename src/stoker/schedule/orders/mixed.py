@@ -5,7 +5,7 @@ in a part where the last one ended.
 
 A place of a mixture encodes a part and a number in it, counted from 0 over the examples of that
 part in this epoch of the mixture. So an example's random draws depend neither on earlier examples
-nor on its rank. A deal decides which part is next (``PartDeal``, ``InStepDeal``).
+nor on its rank. A deal decides which part is next (``PartSharding``, ``PartwiseSharding``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from stoker.images.image_map import Many, releases_gil
 from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.transforms import takes_seed
-from stoker.stages.skip import RAISE, Budget, OnError, budget_of
+from stoker.stages.skip import RAISE, Budget, MaxErrors, budget_of
 from stoker.stages.stage import ChainStage, ChainView, PoolSize
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
@@ -135,7 +135,7 @@ def check_budget(
     method: str,
     fn: Any,
     on: Any,
-    on_error: OnError | None,
+    max_errors: MaxErrors | None,
     *,
     is_random: bool = False,
     progress: bool = False,
@@ -154,7 +154,7 @@ def check_budget(
         raise ValueError(f"on= takes a field, or different fields in a list, not {on!r}")
     if any(isinstance(each, bool) or not isinstance(each, (str, int)) for each in fields):
         raise TypeError(f"on= takes a field's name, key or position, or a list of them, not {on!r}")
-    return None if on_error is None else budget_of(on_error)
+    return None if max_errors is None else budget_of(max_errors)
 
 
 def names_of(on: Any) -> Any:

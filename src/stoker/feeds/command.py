@@ -19,11 +19,10 @@ def feed(
     ],
     name: Annotated[str, typer.Option(help="The name by which jobs take the feed.")],
     staging: Annotated[
-        str | None,
+        int | None,
         typer.Option(
-            metavar="N|SIZE",
-            help="Size of the shared memory, in batches, or in bytes such as 2GiB (default: 8 "
-            "batches; if the pipeline yields examples, 64 chunks of up to 64 of them).",
+            help="Batches that shared memory may hold (default: 8; if the pipeline yields "
+            "examples, 64 chunks of up to 64 of them)."
         ),
     ] = None,
     jobs: Annotated[
@@ -61,13 +60,12 @@ def feed(
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feed.autostart import FeedSettings
-    from stoker.feed.feed_view import serve
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.feed_view import serve
 
     with report_errors("feed", ImportError, TypeError, ValueError):
-        limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(
             FeedSettings(
-                name, target_of(target), limit, jobs, timeout_s, listen=listen, insecure=insecure
+                name, target_of(target), staging, jobs, timeout_s, listen=listen, insecure=insecure
             )
         )

@@ -19,9 +19,9 @@ from typing import Any
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import finalize
 from stoker.errors import FeedError, StateError
-from stoker.feed import messages
-from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damage_error
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.connection import FeedAddress, FeederConnection, Interrupted, Leases, damage_error
+from stoker.feeds.messages import (
     Begin,
     End,
     EpochRequest,
@@ -33,9 +33,9 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
+from stoker.feeds.payload import from_payload
+from stoker.feeds.shared_memory import Stale, map_block
 from stoker.transport.codec.decoder import UnknownType
-from stoker.transport.payload import from_payload
-from stoker.transport.shared_memory import Stale, map_block
 
 
 class FeedClient:

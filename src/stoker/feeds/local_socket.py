@@ -13,7 +13,7 @@ import time
 
 from stoker.basics import process
 from stoker.errors import FeedError
-from stoker.feed import messages
+from stoker.feeds import messages
 
 # The wait between two tries to connect: short beside the start of a feeder (seconds), long beside a
 # try (microseconds). Chosen, not measured.

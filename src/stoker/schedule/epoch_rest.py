@@ -183,7 +183,7 @@ def deal_held(
 
 
 @dataclass(frozen=True, eq=False)
-class Leg:
+class EpochRest:
     """The rest of an epoch when other ranks take it over, or the batch size changes.
 
     Attributes:
@@ -255,7 +255,7 @@ class Leg:
         }
 
     @classmethod
-    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Leg:
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> EpochRest:
         """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
@@ -303,7 +303,7 @@ class Leg:
         )
 
 
-class LegOrder:
+class RestOrder:
     """The order of a leg: the numbers of its row, from 0 on."""
 
     def __init__(self, within: Order, rest: UnreadRanges) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from stoker.basics import pytree
+from stoker.feeds.shared_memory import Block, Blocks, contents
 from stoker.transport.flatten import Flattener, aligned_offsets
-from stoker.transport.shared_memory import Block, Blocks, contents
 
 Place = tuple[int, int, int]
 """Where a buffer lies: the number of its block, its offset in the block and its size in bytes."""

@@ -1,4 +1,4 @@
-"""``share`` and ``from_feed``: pipelines over batches that one feeder prepares for many jobs."""
+"""``feed`` and ``from_feed``: pipelines over batches that one feeder prepares for many jobs."""
 
 from __future__ import annotations
 
@@ -46,19 +46,18 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     ``name`` is not a valid name, ImportError if a feed on another host needs cryptography
     (``pip install 'stoker[cluster]'``).
     """
-    from stoker.feed.connection import FeedAddress
-    from stoker.feed.feed_source import open_feed
-    from stoker.feed.local_socket import check_name, connect_within
-    from stoker.feed.remote import FeedUrl, is_url
-    from stoker.feed.remote import connect_within as connect_remote
+    from stoker.feeds import remote
+    from stoker.feeds.connection import FeedAddress
+    from stoker.feeds.feed_source import open_feed
+    from stoker.feeds.local_socket import check_name, connect_within
 
-    if is_url(name):
-        url = FeedUrl.of(name)
+    if remote.is_url(name):
+        _, remote_name = remote.split_url(name)
 
         def connect() -> socket.socket:
-            return connect_remote(url, insecure=bool(insecure))
+            return remote.connect_within(name, insecure=bool(insecure))
 
-        address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=url.name)
+        address = FeedAddress(name, connect, max_losses=_REMOTE_LOSSES, remote_name=remote_name)
         return open_feed(address, seed)
     if insecure:
         raise ValueError("insecure=True is for feeds on other hosts: leave it out")
@@ -66,19 +65,19 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     return open_feed(FeedAddress(name, lambda: connect_within(name, _START_S)), seed)
 
 
-def share(
+def feed(
     function: Callable[[], Pipeline] | str,
     *,
     name: str,
     jobs: int = 1,
-    staging: int | str | None = None,
+    staging: int | None = None,
     timeout_s: float = 60.0,
     seed: int | None = None,
     listen: str | None = None,
     cluster: str | None = None,
     insecure: bool = False,
 ) -> Pipeline:
-    """Prepare each epoch once, for all jobs on this host that call ``share`` with the same name.
+    """Prepare each epoch once, for all jobs on this host that call ``feed`` with the same name.
 
     With ``cluster="ray"``, for all jobs of a Ray cluster, on any of its nodes.
 
@@ -86,7 +85,7 @@ def share(
     6.3). The first job starts a feeder: a process of its own, which ends with the last job. If the
     feeder is killed, one of the jobs starts another, which continues at the same position.
 
-    Example: ``train = stoker.share(make_pipeline, name="imagenet", jobs=4)``
+    Example: ``train = stoker.feed(make_pipeline, name="imagenet", jobs=4)``
 
     Args:
         function: returns the pipeline to prepare: a function without arguments at the top of a
@@ -95,9 +94,9 @@ def share(
         name: the feed's name, the same in all its jobs.
         jobs: the number of jobs to wait for before the first epoch begins, for at most
             ``timeout_s``. Others join at the beginning of an epoch.
-        staging: the number of batches that shared memory may hold, or a size (``"2GiB"``); 8
-            batches by default. Without ``.batch(n)`` it is a number of chunks of up to 64 examples,
-            64 chunks by default. The job that starts the feeder decides it.
+        staging: the number of batches that shared memory may hold; 8 by default. Without
+            ``.batch(n)`` it is a number of chunks of up to 64 examples, 64 by default. The job that
+            starts the feeder decides it.
         timeout_s: how many seconds jobs wait for a job that does not respond (it may be frozen)
             before they go on without it. That job may come back.
         seed: the seed of echoes and random maps in this job; by default a random one.
@@ -114,11 +113,11 @@ def share(
     installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feed.autostart import FeedSettings, check_not_in_feeder, connect_or_start
-    from stoker.feed.connection import FeedAddress
-    from stoker.feed.feed_source import open_feed
-    from stoker.feed.local_socket import check_name
-    from stoker.feed.ray_feeder import connect_in_cluster
+    from stoker.feeds.autostart import FeedSettings, check_not_in_feeder, connect_or_start
+    from stoker.feeds.connection import FeedAddress
+    from stoker.feeds.feed_source import open_feed
+    from stoker.feeds.local_socket import check_name
+    from stoker.feeds.ray_feeder import connect_in_cluster
     from stoker.transport.address import split_address
 
     check_name(name)
@@ -141,7 +140,7 @@ def share(
     settings = FeedSettings(
         name,
         target,
-        int(staging) if is_whole_number(staging) else staging,
+        None if staging is None else int(staging),
         int(jobs),
         float(timeout_s),
         autostarted=True,
@@ -162,10 +161,8 @@ def _check_settings(jobs: Any, staging: Any, timeout_s: Any) -> None:
         raise TypeError(f"jobs= must be the number of jobs to wait for, not {jobs!r}")
     if jobs < 1:
         raise ValueError(f"jobs= must be at least 1, not {jobs}")
-    if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
-        raise TypeError(
-            f"staging= must be a number of batches or a size such as '2GiB', not {staging!r}"
-        )
+    if not (staging is None or is_whole_number(staging)):
+        raise TypeError(f"staging= must be a number of batches, not {staging!r}")
     if not is_number(timeout_s):
         raise TypeError(f"timeout_s= must be a number of seconds, not {timeout_s!r}")
     if not timeout_s > 0:

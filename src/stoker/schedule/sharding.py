@@ -1,10 +1,10 @@
 """Dealing: which places of an epoch are a rank's rows, in their order.
 
-By default ranks take turns (``Stride``), so that a global batch, what all ranks read in a step,
-is a run of the epoch whatever the number of ranks. Where an order is by blocks each rank has a run
-of it, so that ranks read different blocks. ``PaddedDeal`` deals all examples, in the data's order,
-for evaluation, ``BalancedDeal`` each global batch for equal work. The parts of a mixture are dealt
-by ``PartDeal`` or ``InStepDeal``.
+By default ranks take turns (``StridedSharding``), so that a global batch, what all ranks read in a
+step, is a run of the epoch whatever the number of ranks. Where an order is by blocks each rank has
+a run of it, so that ranks read different blocks. ``PaddedSharding`` deals all examples, in the
+data's order, for evaluation, ``BalancedSharding`` each global batch for equal work. The parts of a
+mixture are dealt by ``PartSharding`` or ``PartwiseSharding``.
 
 All of it is decided on integers, so that every rank deals alike without a word to the others.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.costs import Costs
-from stoker.schedule.leg import UnreadRanges
+from stoker.schedule.epoch_rest import UnreadRanges
 from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import PartRow
@@ -35,7 +35,7 @@ _REMEMBERED = 64
 _MIXED_ROWS = 1 << 13
 
 
-class Deal(Protocol):
+class Sharding(Protocol):
     """Says which places are a rank's rows. Safe to use from any thread.
 
     Attributes:
@@ -51,7 +51,7 @@ class Deal(Protocol):
         ...
 
 
-class RankOrder:
+class EpochIndices:
     """The order of an epoch as one rank reads it: its rows, their places, the numbers there.
 
     Safe to use from any thread.
@@ -69,15 +69,15 @@ class RankOrder:
         padded: the deal, where that pads; None otherwise.
     """
 
-    def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
+    def __init__(self, order: Order, deal: Sharding, count: int, start: int = 0) -> None:
         self.order, self.deal, self.digest = order, deal, ""
-        within = deal.within if isinstance(deal, LegDeal) else deal
-        self.padded = within if isinstance(within, PaddedDeal) else None
+        within = deal.within if isinstance(deal, RestSharding) else deal
+        self.padded = within if isinstance(within, PaddedSharding) else None
         self._count, self._start = count, start
-        self.stride: Stride | None = None
-        if isinstance(deal, Stride):
-            self.stride = Stride(deal.first + start * deal.step, deal.step)
-        self._is_whole = self.stride == Stride()  # rows are places
+        self.stride: StridedSharding | None = None
+        if isinstance(deal, StridedSharding):
+            self.stride = StridedSharding(deal.first + start * deal.step, deal.step)
+        self._is_whole = self.stride == StridedSharding()  # rows are places
         each = deal.together or 1
         self._rows = -(-max(order.together, deal.together) // each) * each
         most = max(4, min(_REMEMBERED, _REMEMBERED_ROWS // (self._rows or 1)))
@@ -140,7 +140,7 @@ _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Stride:
+class StridedSharding:
     """Each ``step``-th place from ``first`` on: ranks take turns, or with step 1 have runs."""
 
     first: int = 0
@@ -154,7 +154,7 @@ class Stride:
         return rows * step + first
 
 
-class LegDeal:
+class RestSharding:
     """A deal of what is left of an epoch.
 
     Args:
@@ -165,22 +165,22 @@ class LegDeal:
         within: as given.
     """
 
-    def __init__(self, within: Deal, rest: UnreadRanges) -> None:
+    def __init__(self, within: Sharding, rest: UnreadRanges) -> None:
         self.within, self._rest = within, rest
         self.together = within.together
 
     @staticmethod
-    def of(within: Deal, rest: UnreadRanges) -> Deal:
+    def of(within: Sharding, rest: UnreadRanges) -> Sharding:
         """Return the deal; of turns at one range these are turns again."""
-        if isinstance(within, Stride) and rest.first is not None:
-            return Stride(rest.first + within.first, within.step)
-        return LegDeal(within, rest)
+        if isinstance(within, StridedSharding) and rest.first is not None:
+            return StridedSharding(rest.first + within.first, within.step)
+        return RestSharding(within, rest)
 
     def places(self, rows: Places) -> Places:
         return self._rest.at(self.within.places(rows))
 
 
-class HeldDeal:
+class CarriedSharding:
     """A deal whose first rows are not dealt by the row of a leg: a pool holds them, for one.
 
     Args:
@@ -193,7 +193,7 @@ class HeldDeal:
 
     together = 0
 
-    def __init__(self, held: NDArray[np.int64], within: RankOrder) -> None:
+    def __init__(self, held: NDArray[np.int64], within: EpochIndices) -> None:
         self.held, self.within = held, within
 
     def places(self, rows: Places) -> Places:
@@ -209,7 +209,7 @@ class HeldDeal:
 
 
 @dataclass(frozen=True)
-class PaddedDeal:
+class PaddedSharding:
     """Neighbours, padded at the end.
 
     A global batch is dealt in equal runs, rank by rank. So what ranks gather is in the epoch's
@@ -254,7 +254,7 @@ class PaddedDeal:
         return self.places(range(start, stop)) < self.length
 
 
-class CountedDeal(Deal, Protocol):
+class CountedSharding(Sharding, Protocol):
     """A deal of a mixture, whose places stand for parts and numbers in them (``orders.mixed``).
 
     Attributes:
@@ -269,7 +269,7 @@ class CountedDeal(Deal, Protocol):
         ...
 
 
-class PartDeal:
+class PartSharding:
     """Of each global batch of a mixture an equal share of each part, as nearly as can be.
 
     The examples of a global batch, sorted by part, are dealt in turns. Ranks begin in turns, too,
@@ -356,7 +356,7 @@ class PartDeal:
         return begins[:-1], sizes, mine, np.maximum(0, (sizes - mine + world - 1) // world)
 
 
-class InStepDeal:
+class PartwiseSharding:
     """All ranks have the same part at a time, each a run of its own of what the epoch has of it.
 
     So for factors by part, where ranks must use as much at the same steps, and for parts that are
@@ -384,7 +384,7 @@ class InStepDeal:
         return self._row.counts(rows)
 
 
-class BalancedDeal:
+class BalancedSharding:
     """Of each global batch equally many rows, of about equal cost.
 
     The longest first, each to the rank that has the least to do and still has room: equally many

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Cuts(Protocol):
+class BatchBounds(Protocol):
     """Says with which input an output of a segment begins."""
 
     def start(self, output: int) -> int:
@@ -26,7 +26,7 @@ class Cuts(Protocol):
 
 
 @dataclass(frozen=True)
-class EvenCuts:
+class FixedBatches:
     """Each output takes equally many inputs; only the last one of an epoch may have fewer."""
 
     each: int
@@ -44,7 +44,7 @@ class EvenCuts:
         return [(at, min(at + each, inputs)) for at in range(0, inputs, each)]
 
 
-class PlannedCuts:
+class PlannedBounds:
     """The batches of one epoch on one rank, of different sizes.
 
     Args:

@@ -19,7 +19,6 @@ import select
 import socket
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -30,8 +29,8 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.signals import finalize
 from stoker.basics.warn import say
 from stoker.errors import FeedError
-from stoker.feed import messages
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.messages import (
     Begin,
     FromFeeder,
     Hello,
@@ -41,7 +40,7 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.transport.shared_memory import Stale, check_generation, detach
+from stoker.feeds.shared_memory import Stale, check_generation, detach
 
 # The first try may meet a feeder that is just ending, and by the second another one is there. The
 # third is a margin.
@@ -79,13 +78,11 @@ class FeederConnection:
 
     Attributes:
         welcome: the feeder's welcome message.
-        wait_ns: nanoseconds for which the job has waited for feeders.
 
     Raises FeedError if there is no feed, or if the feed refuses this job.
     """
 
     def __init__(self, address: FeedAddress, previous: FeederConnection | None = None) -> None:
-        self.wait_ns: int = 0 if previous is None else previous.wait_ns
         self._name = address.name
         continues: tuple[int, list[str]] | None = None
         if previous is not None and address.max_losses:
@@ -117,7 +114,6 @@ class FeederConnection:
         Raises Malformed for an invalid message, Interrupted if the descriptor ``interrupt`` becomes
         readable.
         """
-        began = time.perf_counter_ns()
         try:
             message, descriptors = self._receive(interrupt)
             if isinstance(message, Begin):
@@ -125,8 +121,6 @@ class FeederConnection:
             return message, descriptors
         except OSError:
             return None, []
-        finally:
-            self.wait_ns += time.perf_counter_ns() - began
 
     def close(self) -> None:
         self._socket.close()
@@ -199,7 +193,7 @@ class Leases:
                 with contextlib.suppress(IndexError):
                     while len(leases) < messages.MAX_LEASES:
                         leases.append(self._finished.popleft())
-                if not self._connection.try_to_send(Release(leases, self._connection.wait_ns)):
+                if not self._connection.try_to_send(Release(leases)):
                     self._finished.extend(leases)  # the socket is full: send them later
                     return
             finally:
@@ -293,7 +287,7 @@ def _greet(
         if connection is None:
             raise FeedError(
                 f"there is no feed {address.name!r} on this host: start it with stoker feed "
-                f"FILE.py:FUNCTION --name {address.name}, or use stoker.share()"
+                f"FILE.py:FUNCTION --name {address.name}, or use stoker.feed()"
             )
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)

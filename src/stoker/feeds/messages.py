@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 # Raised whenever a message changes; a feeder refuses jobs with another version.
-VERSION = 7
+VERSION = 8
 # The largest packet. Larger payloads lie in blocks of shared memory. Chosen, not measured.
 MAX_PACKET_BYTES = 1 << 16
 MAX_NUMBER = (1 << 62) - 1
@@ -84,15 +84,9 @@ class EpochRequest(Message, tag="Ask"):
 
 
 class Release(Message, tag="Done"):
-    """The job no longer needs some items.
-
-    Attributes:
-        leases: the items' leases.
-        wait_ns: nanoseconds for which the job has waited for the feed so far.
-    """
+    """The job no longer needs the items of some leases."""
 
     leases: Annotated[list[Number], msgspec.Meta(max_length=MAX_LEASES)]
-    wait_ns: Number
 
 
 class Leave(Message):
@@ -147,7 +141,7 @@ class ItemMessage(Message):
         count: the number of outputs; examples come several at a time.
         lease: the item's lease, which ``Release`` repeats.
         generations: the generation of each block's contents.
-        header, places: see ``stoker.transport.payload.Payload``.
+        header, places: see ``stoker.feeds.payload.Payload``.
         behind: how many further outputs are ready.
     """
 

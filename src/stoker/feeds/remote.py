@@ -17,7 +17,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,16 @@ import xxhash
 from stoker.basics import process, resources
 from stoker.basics.future import start_thread
 from stoker.errors import FeedError
-from stoker.feed import local_socket, messages
-from stoker.feed.messages import Failed, ItemMessage, Malformed, Message, Release
+from stoker.feeds import local_socket, messages
+from stoker.feeds.messages import Failed, ItemMessage, Malformed, Message, Release
+from stoker.feeds.payload import Payload, from_payload, to_payload
+from stoker.feeds.shared_memory import Blocks, Stale, map_block
 from stoker.transport.address import split_address
 from stoker.transport.codec.decoder import RecordView
 from stoker.transport.codec.encoder import encode_views
 from stoker.transport.link import Link, LinkError, LinkRefused
 from stoker.transport.listener import Listener
-from stoker.transport.payload import Payload, from_payload, to_payload
 from stoker.transport.secret import Secret, make_token_file, read_token, token_path
-from stoker.transport.shared_memory import Blocks, Stale, map_block
 
 PURPOSE = "feed"
 # How long the other host may be silent. A job receives nothing while it holds the interpreter's
@@ -59,28 +58,22 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and text.startswith(_SCHEME)
 
 
-@dataclass(frozen=True)
-class FeedUrl:
-    """A feed's address: ``host:port``, and its name there."""
+def split_url(url: str) -> tuple[str, str]:
+    """Return the ``host:port`` and the name in ``tcp://host:port/NAME``. Raises ValueError."""
+    address, _, name = url.removeprefix(_SCHEME).partition("/")
+    try:
+        split_address(address)
+        local_socket.check_name(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{url!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
+        ) from None
+    return address, name
 
-    address: str
-    name: str
 
-    @staticmethod
-    def of(text: str) -> FeedUrl:
-        """Parse a URL, ``tcp://host:port/NAME``. Raises ValueError."""
-        address, _, name = text.removeprefix(_SCHEME).partition("/")
-        try:
-            split_address(address)
-            local_socket.check_name(name)
-        except ValueError as error:
-            raise ValueError(
-                f"{text!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
-            ) from None
-        return FeedUrl(address, name)
-
-    def __str__(self) -> str:
-        return f"{_SCHEME}{self.address}/{self.name}"
+def join_url(address: str, name: str) -> str:
+    """Return the URL of a feed, the inverse of `split_url`."""
+    return f"{_SCHEME}{address}/{name}"
 
 
 # -- on the feeder's host
@@ -149,28 +142,29 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
     except (TypeError, ValueError) as error:  # ValueError: it is too large for a frame
         reason = messages.clip_text(f"this feed cannot serve other hosts: {error}")
         _send(link, Failed(item.request_id, reason))
-        messages.send(local, Release([item.lease], 0))
+        messages.send(local, Release([item.lease]))
 
 
 # -- on the job's host
 
 
-def connect_within(url: FeedUrl, *, insecure: bool) -> socket.socket:
+def connect_within(url: str, *, insecure: bool) -> socket.socket:
     """Connect to a feed that may be starting; return a socket like one of a local feed.
 
     Raises FeedError, TokenError; ImportError if cryptography is missing.
     """
+    address, name = split_url(url)
     until_s = time.monotonic() + _START_S
     while True:
         try:
-            return connect(url.address, read_token(token_path()), insecure=insecure)
+            return connect(address, read_token(token_path()), insecure=insecure)
         except LinkRefused as error:
             raise FeedError(f"cannot join {url}: {error}") from error
         except LinkError as error:
             if time.monotonic() > until_s:
                 raise FeedError(
                     f"there is no feed {url}: {error}. Start it there: stoker feed "
-                    f"FILE.py:FUNCTION --name {url.name} --listen {url.address}"
+                    f"FILE.py:FUNCTION --name {name} --listen {address}"
                 ) from error
         time.sleep(_RETRY_S)
 

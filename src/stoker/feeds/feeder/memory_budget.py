@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.basics import resources
-from stoker.feed.feeder.log import OutputLog
+from stoker.feeds.feeder.log import OutputLog
 
 # The default budget in batches: two jobs hold up to four, and one may be four ahead. Chosen, not
 # measured.
@@ -29,32 +29,20 @@ class MemoryBudget:
     job.
 
     Args:
-        limit: a number of items (batches, or chunks of examples), or bytes as text such as "2GiB";
-            None for the default.
+        limit: a number of items (batches, or chunks of examples); None for the default.
         batched: whether items are batches.
 
     Attributes:
         max_leases: how many items a job may hold at a time.
         largest_item_bytes: the largest item so far, in bytes.
 
-    Raises ValueError for a limit that is too small, or that does not fit into memory.
+    Raises ValueError for a limit that is too small.
     """
 
-    def __init__(self, limit: int | str | None, batched: bool) -> None:
+    def __init__(self, limit: int | None, batched: bool) -> None:
         self.max_leases = _MAX_LEASED_BATCHES if batched else _MAX_LEASED_CHUNKS
         self.largest_item_bytes = 0
         self._unit = "batches" if batched else f"chunks of up to {CHUNK_EXAMPLES} examples"
-        self._items: int | None = None
-        self._bytes = 0
-        if isinstance(limit, str):
-            self._bytes = resources.parse_bytes(limit)
-            usable = resources.usable_memory_bytes()
-            if self._bytes > usable:
-                raise ValueError(
-                    f"staging={limit!r} does not fit into memory: this process can use "
-                    f"{resources.format_bytes(usable)}. Give a smaller one"
-                )
-            return
         self._items = (BATCHES if batched else CHUNKS) if limit is None else limit
         if self._items < 2 * self.max_leases:
             raise ValueError(
@@ -62,8 +50,6 @@ class MemoryBudget:
             )
 
     def describe(self) -> str:
-        if self._items is None:
-            return resources.format_bytes(self._bytes)
         size = (
             self.largest_item_bytes
             and f", {resources.format_bytes(self._items * self.largest_item_bytes)}"
@@ -71,20 +57,14 @@ class MemoryBudget:
         return f"{self._items} {self._unit}{size or ''}"
 
     def max_logs(self) -> int:
-        return max(1, (self._items or 4 * self.max_leases) // self.max_leases)
+        return max(1, self._items // self.max_leases)
 
     def record_size(self, nbytes: int) -> str | None:
         """Record an item's size; return why the budget cannot hold such items, or None."""
         first = not self.largest_item_bytes
         self.largest_item_bytes = max(self.largest_item_bytes, nbytes)
-        size = resources.format_bytes(nbytes)
-        least = 2 * self.max_leases
-        if self._items is None and least * nbytes > self._bytes:
-            return (
-                f"the staging area of {resources.format_bytes(self._bytes)} is too small: it must "
-                f"hold at least {least} items of {size}. Give a larger staging= (--staging)"
-            )
-        if self._items and first and self._items * nbytes > resources.usable_memory_bytes():
+        if first and self._items * nbytes > resources.usable_memory_bytes():
+            size = resources.format_bytes(nbytes)
             usable = resources.format_bytes(resources.usable_memory_bytes())
             return (
                 f"the staging area of {self._items} items of {size} does not fit into memory: this "
@@ -100,13 +80,5 @@ class MemoryBudget:
         """
         is_first = log is logs[0]
         reserved = self.max_leases * (len(logs) - 1) if is_first else 0
-        staged = [item for each in logs for item in each.items]
-        if self._items is not None:
-            room = self._items - reserved - len(staged)
-        elif self.largest_item_bytes:
-            room = (
-                self._bytes - sum(item.nbytes for item in staged)
-            ) // self.largest_item_bytes - reserved
-        else:
-            room = 1  # the first item shows how large items are
+        room = self._items - reserved - sum(len(each.items) for each in logs)
         return max(0, min(room, CHUNKS if is_first else self.max_leases - len(log.items)))

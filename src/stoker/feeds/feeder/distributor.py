@@ -7,11 +7,11 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 
-from stoker.feed import messages
-from stoker.feed.feeder.branch import Branch, Branches
-from stoker.feed.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
-from stoker.feed.feeder.memory_budget import MemoryBudget
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.feeder.branch import Branch, Branches
+from stoker.feeds.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
+from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.messages import (
     Begin,
     End,
     Evicted,
@@ -41,8 +41,6 @@ class ClientSession:
         branch, reader: the branch that it reads and its reader there; None while it reads nothing.
         leases: its items by lease, with the reader to which they were sent.
         last_message_s: the time of its last message.
-        wait_ns: nanoseconds for which it has waited for the feed, by its own count.
-        rows: examples that it has received.
         blocked_others_s: seconds for which other jobs have waited for it.
     """
 
@@ -51,7 +49,7 @@ class ClientSession:
     requested: FeedPosition | None = None
     branch: Branch | None = None
     reader: LogReader | None = None
-    request_id = wait_ns = rows = 0
+    request_id = 0
     blocked_others_s = 0.0
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -84,7 +82,6 @@ class ClientSession:
         payload = item.payload
         item.leases.add(lease)
         self.leases[lease] = item, self.reader
-        self.rows += item.rows
         message = ItemMessage(
             self.request_id,
             item.epoch,
@@ -228,7 +225,7 @@ class Distributor:
     def _append(self, branch: Branch, item: StagedItem) -> None:
         branch.item_count += 1
         self.rows_made += item.rows
-        refusal = self._staging.record_size(item.nbytes)
+        refusal = self._staging.record_size(item.payload.nbytes)
         if refusal is not None:
             branch.log.broken = PipelineFailed(refusal)
         item.payload.mark(next(self._generations))

@@ -6,8 +6,8 @@ from typing import Any
 
 from stoker.chain.chain import Chain
 from stoker.distributed.unsharded import warn_unsharded_feed
-from stoker.feed.client import FeedClient, FeedEpoch
-from stoker.feed.connection import FeedAddress
+from stoker.feeds.client import FeedClient, FeedEpoch
+from stoker.feeds.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.origin import SourceBase
 from stoker.steps.iterable import IterableSource

@@ -38,7 +38,6 @@ class StagedItem:
 
     Attributes:
         rows: examples in it.
-        nbytes: shared memory that it takes.
         payload: the value's `Payload`; None once its memory is free.
         pending_readers: readers that have not released it.
         leases: leases of jobs that may still map it, even if they no longer read the log.
@@ -48,7 +47,6 @@ class StagedItem:
     number: int
     count: int
     rows: int
-    nbytes: int
     payload: Any
     pending_readers: set[LogReader] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)

@@ -25,18 +25,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
+from stoker.chain.chain import Chain
 from stoker.errors import FeedError, StokerError
-from stoker.feed import messages
-from stoker.feed.autostart import FEEDER_VARIABLE, FeedSettings
-from stoker.feed.feeder.branch import Branches
-from stoker.feed.feeder.distributor import ClientSession, Distributor, StartBarrier
-from stoker.feed.feeder.memory_budget import MemoryBudget
-from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.messages import (
+from stoker.feeds import messages
+from stoker.feeds.autostart import FEEDER_VARIABLE, FeedSettings
+from stoker.feeds.feeder.branch import Branches
+from stoker.feeds.feeder.distributor import ClientSession, Distributor, StartBarrier
+from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.feeder.preparation import check_servable, describe, reseeded
+from stoker.feeds.messages import (
     Begin,
     EpochRequest,
     Failed,
@@ -48,8 +49,9 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )
-from stoker.feed.remote import listen_for_hosts
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.remote import listen_for_hosts
+from stoker.feeds.shared_memory import Blocks
+from stoker.pipeline import Pipeline
 
 SWITCH_S = 0.0005
 """The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
@@ -69,7 +71,7 @@ _REFUSE_ONE_S = 0.5
 
 
 class FeedServer:
-    """Serves one preparation to any number of jobs, which connect to ``listener``.
+    """Serves the outputs of one pipeline to any number of jobs, which connect to ``listener``.
 
     Attributes:
         sessions: the connected jobs.
@@ -85,7 +87,7 @@ class FeedServer:
     def __init__(
         self,
         listener: socket.socket,
-        preparation: Preparation,
+        pipeline: Pipeline[Any],
         settings: FeedSettings,
         token: bytes | None = None,
     ) -> None:
@@ -94,7 +96,8 @@ class FeedServer:
         self._settings = settings
         self.sessions: list[ClientSession] = []
         self.blocks = Blocks()
-        self.about = preparation.about
+        check_servable(pipeline.chain)
+        self.about = describe(pipeline.chain)
         self.staging = MemoryBudget(settings.staging, self.about.batched)
         self._listener = listener
         self._began_s = time.monotonic()
@@ -103,7 +106,7 @@ class FeedServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._barrier = StartBarrier(settings.jobs, settings.timeout_s)
-        self._use_preparation(preparation)
+        self._use_chain(pipeline.chain)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         listener.setblocking(False)
@@ -114,15 +117,15 @@ class FeedServer:
             else None
         )
 
-    def _use_preparation(self, preparation: Preparation) -> None:
-        self._preparation = preparation
-        self.branches = Branches(preparation, self.blocks, self.staging, self._wake)
+    def _use_chain(self, chain: Chain) -> None:
+        self._chain = chain
+        self.branches = Branches(chain, self.about, self.blocks, self.staging, self._wake)
         timeout_s = self._settings.timeout_s
         self._distributor = Distributor(self.branches, self.staging, self._barrier, timeout_s)
 
     @property
     def seed(self) -> int:
-        return self._preparation.seed
+        return self._chain.seed
 
     @property
     def address(self) -> str:
@@ -256,7 +259,6 @@ class FeedServer:
         if isinstance(message, Hello):
             self._greet(session, message)
         elif isinstance(message, Release):
-            session.wait_ns = message.wait_ns
             for lease in message.leases:
                 if lease not in session.leases:
                     raise Malformed("it releases a lease that it does not have")
@@ -304,7 +306,7 @@ class FeedServer:
             if len(self.branches):
                 return "the feeder was restarted with another seed: restart this job"
             try:
-                self._use_preparation(self._preparation.with_seed(hello.seed))
+                self._use_chain(reseeded(self._chain, hello.seed))
             except FeedError as error:
                 return str(error)
         return None
@@ -324,8 +326,8 @@ class FeedServer:
         if not self.about.is_repeatable and position is not None:
             if request.number:
                 reason = (
-                    f"{self._preparation} cannot prepare its batches again, so a job cannot resume "
-                    "in the middle of an epoch"
+                    f"{self._chain.source.name} cannot prepare its batches again, so a job cannot "
+                    "resume in the middle of an epoch"
                 )
                 session.send(Failed(session.request_id, reason))
                 return
@@ -344,7 +346,7 @@ def open_server(
     be served.
     """
     try:
-        return FeedServer(listener, Preparation(make_pipeline(settings.target)), settings, token)
+        return FeedServer(listener, make_pipeline(settings.target), settings, token)
     except (ImportError, StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise

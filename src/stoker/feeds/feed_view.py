@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +14,11 @@ from rich.text import Text
 
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.feeder.distributor import ClientSession
-from stoker.feed.local_socket import check_name, listen
-from stoker.feed.remote import FeedUrl
-from stoker.feed.server import SWITCH_S, FeedServer, open_server
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.feeder.distributor import ClientSession
+from stoker.feeds.local_socket import check_name, listen
+from stoker.feeds.remote import join_url
+from stoker.feeds.server import SWITCH_S, FeedServer, open_server
 
 # How often the table is printed, unless nothing has changed. Chosen, not measured.
 _PRINT_S = 10.0
@@ -65,8 +64,8 @@ def _headline(feeder: FeedServer) -> str:
     length = "" if about.length is None else f", {about.length:,} an epoch"
     remote_hint = ""
     if feeder.address:
-        url = FeedUrl(feeder.address, feeder.name)
-        remote_hint = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
+        url = join_url(feeder.address, feeder.name)
+        remote_hint = f"\non another host: for batch in stoker.from_feed({url!r}): ..."
     return (
         f"feed {feeder.name!r}: {outputs} of {feeder.target}{length}, seed {feeder.seed}\n"
         f"staging area: {feeder.staging.describe()}, not in /dev/shm\n"
@@ -75,31 +74,29 @@ def _headline(feeder: FeedServer) -> str:
 
 
 class FeedView:
-    """The table of a feeder's jobs, and their rates between two calls of ``refresh``."""
+    """The table of a feeder's jobs, and the feeder's rate between two calls of ``refresh``."""
 
     def __init__(self, feeder: FeedServer) -> None:
         self._feeder = feeder
         self._at_s = time.monotonic()
-        # By job; under None for the feeder's own output.
-        self._rows: dict[ClientSession | None, int] = {None: 0}
-        self._rates: dict[ClientSession | None, float] = {None: 0.0}
+        self._rows = 0
+        self._rate = 0.0
+        self._shown: list[tuple[str, str, str]] = []
 
     def refresh(self) -> bool:
-        """Measure the rates since the last call; True if the table has changed."""
-        now_s = time.monotonic()
-        rows: dict[ClientSession | None, int] = {None: self._feeder.rows_made}
-        rows |= {job: job.rows for job in self._feeder.sessions if job.is_welcome}
-        elapsed_s = max(1e-9, now_s - self._at_s)
-        self._rates = {job: (n - self._rows.get(job, 0)) / elapsed_s for job, n in rows.items()}
-        has_changed = rows != self._rows
-        self._rows, self._at_s = rows, now_s
+        """Measure the rate since the last call; True if anything but waits has changed."""
+        now_s, rows = time.monotonic(), self._feeder.rows_made
+        self._rate = (rows - self._rows) / max(1e-9, now_s - self._at_s)
+        shown = [_position_of(job) for job in self._feeder.sessions if job.is_welcome]
+        has_changed = (rows, shown) != (self._rows, self._shown)
+        self._rows, self._at_s, self._shown = rows, now_s, shown
         return has_changed
 
     def table(self) -> Table:
         feeder = self._feeder
         items_held = sum(len(log.items) for log in feeder.branches.logs)
         title = (
-            f"feed {feeder.name}: {self._rates[None]:,.0f} examples/s prepared once, "
+            f"feed {feeder.name}: {self._rate:,.0f} examples/s prepared once, "
             f"{items_held} of {feeder.staging.describe()} in use, "
             f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
         )
@@ -109,29 +106,22 @@ class FeedView:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("pid", no_wrap=True)
         table.add_column("job")  # the only column that may be narrowed
-        for column in ("epoch", "next", "behind", "holds", "examples/s", "waits", "holds up"):
+        for column in ("epoch", "next", "behind", "holds up"):
             table.add_column(column, justify="right", no_wrap=True)
         for job in feeder.sessions:
             if job.is_welcome:
                 label = Text(job.label[:_LABEL_CHARACTERS], no_wrap=True, overflow="ellipsis")
-                table.add_row(str(job.pid), label, *self._row(job))
+                alive_s = max(1e-9, time.monotonic() - job.since_s)
+                held_up = f"{job.blocked_others_s / alive_s:.0%}"
+                table.add_row(str(job.pid), label, *_position_of(job), held_up)
         return table
 
-    def _row(self, job: ClientSession) -> list[Any]:
-        alive_s = max(1e-9, time.monotonic() - job.since_s)
-        position, behind = ("", ""), ""
-        if job.reader is not None and job.branch is not None:
-            epoch, number = job.reader.position
-            position = f"{epoch:,}", f"{number:,}" if job.reader.has_requested else "between"
-            begins = [item.begin for item in job.branch.log.items]
-            behind = str(sum(begin >= job.reader.position for begin in begins))
-        elif job.is_waiting:
-            position = "", "joins next"
-        return [
-            *position,
-            behind,
-            str(len(job.leases)),
-            f"{self._rates.get(job, 0.0):,.0f}",
-            f"{min(1.0, job.wait_ns / 1e9 / alive_s):.0%}",
-            f"{job.blocked_others_s / alive_s:.0%}",
-        ]
+
+def _position_of(job: ClientSession) -> tuple[str, str, str]:
+    """Return a job's epoch, its next output, and how many ready items it is behind."""
+    if job.reader is not None and job.branch is not None:
+        epoch, number = job.reader.position
+        begins = [item.begin for item in job.branch.log.items]
+        behind = sum(begin >= job.reader.position for begin in begins)
+        return f"{epoch:,}", f"{number:,}" if job.reader.has_requested else "between", str(behind)
+    return "", "joins next" if job.is_waiting else "", ""

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from stoker.basics.future import start_thread
+from stoker.chain.chain import Chain
 from stoker.errors import FeedError
-from stoker.feed import messages
-from stoker.feed.feeder.log import (
+from stoker.feeds import messages
+from stoker.feeds.feeder.log import (
     EpochEnd,
     FeedPosition,
     LogReader,
@@ -24,10 +25,10 @@ from stoker.feed.feeder.log import (
     PipelineFailed,
     StagedItem,
 )
-from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
-from stoker.feed.feeder.preparation import PipelineOutputs, Preparation
-from stoker.transport.payload import to_payload
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
+from stoker.feeds.feeder.preparation import FeedSpec, PipelineOutputs
+from stoker.feeds.payload import to_payload
+from stoker.feeds.shared_memory import Blocks
 
 Event = StagedItem | EpochEnd | PipelineFailed
 
@@ -114,7 +115,7 @@ class Producer:
         if output is None:
             return None
         payload = to_payload(output.value, self._blocks)
-        return StagedItem(epoch, number, output.count, output.rows, payload.nbytes, payload)
+        return StagedItem(epoch, number, output.count, output.rows, payload)
 
 
 # How long closing waits for threads. A user would wait so long without an explanation. Chosen, not
@@ -187,10 +188,10 @@ class Branches:
     """
 
     def __init__(
-        self, preparation: Preparation, blocks: Blocks, staging: MemoryBudget, wake: int
+        self, chain: Chain, about: FeedSpec, blocks: Blocks, staging: MemoryBudget, wake: int
     ) -> None:
-        self._preparation = preparation
-        self._about = about = preparation.about
+        self._chain = chain
+        self._about = about
         self._blocks = blocks
         self._staging = staging
         self._wake = wake
@@ -280,7 +281,7 @@ class Branches:
         if not self._about.is_repeatable:  # a loader must not be iterated twice at the same time
             for producer in self._closed:
                 producer.join(_JOIN_S)
-        outputs = self._preparation.outputs(self._blocks)
+        outputs = PipelineOutputs(self._chain, self._blocks)
         branch = Branch(position, Producer(outputs, self._blocks, report))
         self._all.append(branch)
         return branch

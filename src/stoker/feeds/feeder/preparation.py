@@ -13,10 +13,9 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
 from stoker.errors import FeedError
-from stoker.feed.feeder.log import FeedPosition
-from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
-from stoker.pipeline import Pipeline
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.feeder.log import FeedPosition
+from stoker.feeds.feeder.memory_budget import CHUNK_EXAMPLES
+from stoker.feeds.shared_memory import Blocks
 
 # Examples are sent together, up to this many bytes: about 28 crops of 224 x 224. Chosen, not
 # measured.
@@ -45,35 +44,14 @@ class Output:
     rows: int
 
 
-class Preparation:
-    """Prepares the outputs of a pipeline by their numbers.
-
-    Raises FeedError if the pipeline's outputs cannot be sent to other processes, or cannot be
-    prepared again by their numbers.
-    """
-
-    def __init__(self, pipeline: Pipeline[Any]) -> None:
-        self._chain = _check_servable(pipeline.chain)
-        self.about = _describe(self._chain)
-
-    @property
-    def seed(self) -> int:
-        return self._chain.seed
-
-    def with_seed(self, seed: int) -> Preparation:
-        """Return this preparation with another seed. Raises FeedError if the user set the seed."""
-        if not self._chain.is_seed_drawn and self.seed != seed:
-            raise FeedError(
-                f"the pipeline now has seed {self.seed}, but the earlier feeder had seed {seed}: "
-                "restart the jobs"
-            )
-        return Preparation(Pipeline(self._chain.with_seed(seed)))
-
-    def outputs(self, blocks: Blocks) -> PipelineOutputs:
-        return PipelineOutputs(self._chain, blocks)
-
-    def __str__(self) -> str:
-        return f"<stoker.Pipeline {self._chain}>"
+def reseeded(chain: Chain, seed: int) -> Chain:
+    """Return the chain with another seed. Raises FeedError if the user set the seed."""
+    if not chain.is_seed_drawn and chain.seed != seed:
+        raise FeedError(
+            f"the pipeline now has seed {chain.seed}, but the earlier feeder had seed {seed}: "
+            "restart the jobs"
+        )
+    return chain.with_seed(seed)
 
 
 class PipelineOutputs:
@@ -142,7 +120,8 @@ class PipelineOutputs:
         return Output(examples, len(examples), len(examples)) if examples else None
 
 
-def _check_servable(chain: Chain) -> Chain:
+def check_servable(chain: Chain) -> None:
+    """Raise FeedError if a chain's outputs cannot be sent to jobs, or prepared again by number."""
     if chain.seed >= 1 << 64:
         raise FeedError(f"a feed's seed must be below 2**64, not {chain.seed}")
     if chain.follows_clock:
@@ -164,18 +143,16 @@ def _check_servable(chain: Chain) -> Chain:
     if chain.selection.share is not None and chain.selection.share.padding is not None:
         raise FeedError(
             "a feed cannot serve .shard(remainder='pad'): padding is for ranks, but each job of a "
-            "feed "
-            "gets all outputs. Evaluate without a feed"
+            "feed gets all outputs. Evaluate without a feed"
         )
     if any(stage.traits.moves for stage in chain.stages):
         raise FeedError(
             "a feed cannot serve .to_torch(device): its batches are in the host's memory. Put "
             ".to_torch(device) behind stoker.from_feed() in each job"
         )
-    return chain
 
 
-def _describe(chain: Chain) -> FeedSpec:
+def describe(chain: Chain) -> FeedSpec:
     try:
         # Of planned batches, epochs have different numbers.
         length = None if chain.plans_batches and not chain.flows else chain.count(0)

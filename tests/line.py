@@ -1,21 +1,35 @@
-"""A line between the processes of a test that fails as it is told to."""
+"""A line between the processes of a test, which sees what crosses, and fails as it is told to."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 Damage = Callable[[int, bytes], bytes | None]
 """What becomes of bytes behind so many others on their way to who connects; None: it is cut."""
 
 
-@contextlib.contextmanager
-def line_to(port: int, damages: list[Damage]) -> Iterator[int]:
-    """Forward what connects to the port that is yielded, each connection with a damage in turn.
+@dataclass
+class Line:
+    """What connects to ``port`` is passed on; ``forth`` and ``back`` have all that crossed."""
 
-    Those behind the last damage are forwarded as they are.
+    port: int
+    forth: bytearray = field(default_factory=bytearray)
+    back: bytearray = field(default_factory=bytearray)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def line_to(port: int, damages: Sequence[Damage] = ()) -> Iterator[Line]:
+    """Pass connections on to a port of this host, each with a damage in turn.
+
+    Those behind the last damage are passed on as they are.
     """
     left = list(damages)
     ends: list[socket.socket] = []
@@ -38,13 +52,14 @@ def line_to(port: int, damages: list[Damage]) -> Iterator[int]:
                 near.close()
                 continue
             ends.extend((near, far))
-            start(forward, near, far, lambda _, data: data)
-            start(forward, far, near, left.pop(0) if left else lambda _, data: data)
+            start(forward, near, far, line.forth, lambda _, data: data)
+            start(forward, far, near, line.back, left.pop(0) if left else lambda _, data: data)
 
-    def forward(source: socket.socket, to: socket.socket, damage: Damage) -> None:
+    def forward(source: socket.socket, to: socket.socket, seen: bytearray, damage: Damage) -> None:
         sent = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                seen.extend(data)
                 changed = damage(sent, data)
                 if changed is None:
                     break
@@ -55,9 +70,10 @@ def line_to(port: int, damages: list[Damage]) -> Iterator[int]:
                 end.shutdown(socket.SHUT_RDWR)
 
     listener = socket.create_server(("127.0.0.1", 0))
+    line = Line(listener.getsockname()[1])
     start(accept)
     try:
-        yield listener.getsockname()[1]
+        yield line
     finally:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
@@ -79,13 +95,13 @@ def cut_at(size: int) -> Damage:
     return damage
 
 
-def flip_at(place: int) -> Damage:
-    """Change one byte."""
+def flip_at(place: int, bit: int = 6) -> Damage:
+    """Change one bit of a byte."""
 
     def damage(sent: int, data: bytes) -> bytes | None:
         if sent <= place < sent + len(data):
             at = place - sent
-            data = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+            data = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
         return data
 
     return damage

@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from stoker.errors import FeedError
-from stoker.feed.local_socket import connect, listen
+from stoker.feeds.local_socket import connect, listen
 
 # The wait for another process that has bound the name: it listens a few system calls later.
 _RETRY_S = 0.005
@@ -27,7 +27,7 @@ _START_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from stoker.feed.server import main
+from stoker.feeds.server import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -39,7 +39,7 @@ class FeedSettings:
     Attributes:
         name: the feed's name.
         target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``.
-        staging: how many items shared memory may hold; with a string, how many bytes.
+        staging: how many items shared memory may hold.
         jobs: how many to wait for before the first epoch begins.
         timeout_s: seconds that the other jobs wait for a job that does not respond.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
@@ -50,7 +50,7 @@ class FeedSettings:
 
     name: str
     target: str
-    staging: int | str | None = None
+    staging: int | None = None
     jobs: int = 1
     timeout_s: float = 60.0
     autostarted: bool = False
@@ -77,7 +77,7 @@ def check_not_in_feeder() -> None:
     """Raise FeedError in a feeder's process: it imports the script of the job that started it."""
     if os.environ.get(FEEDER_VARIABLE) == str(os.getpid()):
         raise FeedError(
-            "the script calls stoker.share() while the feeder imports it: put the training code "
+            "the script calls stoker.feed() while the feeder imports it: put the training code "
             'below if __name__ == "__main__":'
         )
 

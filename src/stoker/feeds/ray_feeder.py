@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
-from stoker.feed import local_socket, remote
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.server import become_feeder, end_what_is_kept, open_server
+from stoker.feeds import local_socket, remote
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
 from stoker.transport.address import join_address
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.ray_session import (
@@ -28,7 +28,7 @@ from stoker.transport.ray_session import (
 )
 from stoker.transport.secret import new_token
 
-_FEATURE = 'stoker.share(cluster="ray")'
+_FEATURE = 'stoker.feed(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
 # How long Ray's head may take. It answers in milliseconds, or never if it is gone. Chosen, not
 # measured.

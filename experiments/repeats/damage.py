@@ -6,3 +6,4 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LINEAR = RESULTS / "repeats_linear.jsonl"
+LANGUAGE = RESULTS / "repeats_language.jsonl"

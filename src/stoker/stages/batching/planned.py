@@ -20,6 +20,7 @@ from stoker.errors import CombinationError
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
+from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE
@@ -222,9 +223,8 @@ class PlannedBatch(Batch):
         if at is None or not isinstance(shard, Shard):
             return 1
         for said, is_said in [
-            ("uneven=True", shard.uneven),
+            ("remainder='uneven'", shard.uneven),
             (str(shard.padding), shard.padding is not None),
-            ("balance=", shard.balance is not None),
         ]:
             if is_said:
                 raise ValueError(
@@ -232,6 +232,8 @@ class PlannedBatch(Batch):
                     f"{said} out of .shard()"
                 )
         stage = first_with(before[at + 1 :], lambda t: t.selects)
+        if isinstance(stage, Balance):
+            raise ValueError(f".{self.call} gives all ranks about equal work: leave .balance() out")
         if stage is not None:
             raise ValueError(
                 f".{self.call} plans the batches of all ranks together: put .{stage.name} "

@@ -17,7 +17,10 @@ from experiments.equal_time.rows import read_rows
 from experiments.repeats import damage
 
 _ROOT = Path(__file__).resolve().parents[1]
-PAGES = [_ROOT / name for name in ("README.md", "docs/evidence.md", "docs/echoing.md")]
+PAGES = [
+    _ROOT / name
+    for name in ("README.md", "docs/evidence.md", "docs/evidence-method.md", "docs/echoing.md")
+]
 _FIGURES = _ROOT / "docs" / "evidence"
 
 _BLOCK = re.compile(

@@ -224,4 +224,23 @@ def repeats(found: Sequence[Cost]) -> list[str]:
     ]
 
 
-SAID: dict[str, Callable[[Sequence[Cost]], list[str]]] = {"against": against, "repeats": repeats}
+def missing(found: Sequence[Cost]) -> list[str]:
+    """Say which arms of the language model were not run."""
+    wanted = [arm for arm in language.arms() if arm.distance != FRESH]
+    known = {cost.arm for cost in found if cost.model == language.MODEL}
+    absent = [arm for arm in wanted if arm not in known]
+    said = "; ".join(
+        f"{uses} uses ({', '.join(arm.distance for arm in absent if arm.uses == uses)})"
+        for uses in sorted({arm.uses for arm in absent})
+    )
+    return [
+        f"Of the {len(wanted)} registered arms of the language model {len(wanted) - len(absent)} "
+        f"have run, on one of two busy processor cores. {f'Not yet: {said}.' if said else ''}"
+    ]
+
+
+SAID: dict[str, Callable[[Sequence[Cost]], list[str]]] = {
+    "against": against,
+    "repeats": repeats,
+    "missing": missing,
+}

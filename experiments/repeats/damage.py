@@ -215,12 +215,13 @@ def repeats(found: Sequence[Cost]) -> list[str]:
                 said = ", ".join(f"{c.worth.median:.1f} ({c.arm.uses} uses)" for c in known)
                 worth.append(f"{title}, {distance}: {said}")
         worst = worst_subset(found, model)
-        if worst is not None:
-            subset.append(f"{title} {worst.damage} at {worst.arm.uses:,} uses")
+        counts = sorted(c.arm.uses for c in found if c.model == model and c.arm.distance == SUBSET)
+        if worst is not None and counts[0] < worst.arm.uses < counts[-1]:
+            subset.append(f"{title} {worst.damage} at {worst.arm.uses:,} of up to {counts[-1]:,}")
     return [
         "**What the data is worth**, as multiples of the same data without repeats: "
         f"{'; '.join(worth)}.",
-        f"**A subset hurts most at an intermediate count**, in vain: {'; '.join(subset)}.",
+        f"**A subset hurts most at an intermediate count** (in vain, uses): {'; '.join(subset)}.",
     ]
 
 

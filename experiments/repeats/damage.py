@@ -209,17 +209,15 @@ def repeats(found: Sequence[Cost]) -> list[str]:
     worth, subset = [], []
     for model, title in TITLES.items():
         for distance in ("pool of 16", "an epoch"):
-            of = [cost_of(found, model, distance, uses) for uses in (2, 8, 32)]
-            known = [cost for cost in of if cost is not None]
-            if known:
-                said = ", ".join(f"{c.worth.median:.1f} ({c.arm.uses} uses)" for c in known)
-                worth.append(f"{title}, {distance}: {said}")
+            cost = cost_of(found, model, distance, 8)
+            if cost is not None:
+                worth.append(f"{title}, {distance} {cost.worth}")
         worst = worst_subset(found, model)
         counts = sorted(c.arm.uses for c in found if c.model == model and c.arm.distance == SUBSET)
         if worst is not None and counts[0] < worst.arm.uses < counts[-1]:
             subset.append(f"{title} {worst.damage} at {worst.arm.uses:,} of up to {counts[-1]:,}")
     return [
-        "**What the data is worth**, as multiples of the same data without repeats: "
+        "**What data is worth with 8 uses**, as multiples of the same data without repeats: "
         f"{'; '.join(worth)}.",
         f"**A subset hurts most at an intermediate count** (in vain, uses): {'; '.join(subset)}.",
     ]

@@ -40,12 +40,12 @@ from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_w
 
 Factor = float | Fraction | str
 """``"auto"``, or the mean uses of each fresh item, at least 1."""
-# docs/evidence.md: pools of 4, 16 and 64 batches bring 1.4, 2.2 and 1.9 before augmentation.
+# docs/evidence-method.md: pools of 4, 16 and 64 batches save 1.4, 2.2 and 1.9 before augmentation.
 DEFAULT_POOL_BATCHES = 16
 # Of usable memory: a pool of default size leaves nine tenths to the job. Chosen, not measured.
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
-# docs/evidence.md, batch echoing at B = 32: 4 saves few fresh examples (1.1, 1.2), 8 needs more of
-# them than no echo (0.72).
+# docs/evidence-method.md, batch echoing at B = 32: 4 saves few fresh examples (1.1, 1.2), 8 needs
+# more of them than no echo (0.72).
 DEFAULT_MAX_FACTOR = 4
 # docs/evidence.md, "How many uses": at R = 8, of examples before augmentation, 8 uses at most end
 # with a lower loss than 4 on three tasks; 16 are level with 8. At R = 4, 8 are no worse.

@@ -191,7 +191,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
         (failing_target("adaptive"), "cannot serve .echo"),
         (failing_target("late"), "cannot serve .late"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
-        (failing_target("on_device"), r"\.to\(device\)"),
+        (failing_target("on_device"), r"\.to_torch\(device\)"),
         (failing_target("raises"), "no data today"),
         (failing_target("returns_none"), "not a stoker pipeline"),
         (failing_target("nowhere"), "has no function nowhere"),

@@ -38,7 +38,7 @@ def test_the_cpu_shares_memory_and_yields_tensors() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_usual_memory() -> None:
-    memory = To.of("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
+    memory = To("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
     memory[:] = bytes(range(250)) * 4
     assert bytes(memory) == bytes(range(250)) * 4
 

@@ -43,6 +43,7 @@ _QUOTE = re.compile(
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
 SLOW = {  # what they train, or nothing that another page does not start as well
+    "analysis-method.md",
     "analyze.md",
     "caching.md",
     "coming-from.md",
@@ -52,7 +53,7 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "images.md",
     "index.md",
     "loaders.md",
-    "measuring.md",
+    "monitoring.md",
     "one-page.md",
     "ranks.md",
     "recipes.md",

@@ -65,10 +65,8 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "tested.md",
 }
 HEAVY = {  # what they import
-    "frameworks-in-depth.md",
     "frameworks.md",
     "jax.md",
-    "keras.md",
     "sources-in-depth.md",
     "sources.md",
 }

@@ -1,4 +1,4 @@
-"""Training frameworks, each in processes of its own, and the matrix of docs/frameworks-in-depth.md.
+"""Training frameworks, each in processes of its own, and the matrix of docs/tested.md.
 
 The cells are in cells.py. What the page says of them is what came of them: where it does not, the
 failure shows the rows that the page should have.
@@ -23,7 +23,7 @@ import pytest
 from scripts import PATH, ROOT, TIMEOUT_S, reserved_port
 
 HERE = Path(__file__).parent
-PAGE = ROOT / "docs" / "frameworks-in-depth.md"
+PAGE = ROOT / "docs" / "tested.md"
 FRAMEWORKS = [
     *("Lightning", "Accelerate", "Hugging Face Trainer"),
     *("PyTorch", "Ray Train", "JAX", "Keras 3"),

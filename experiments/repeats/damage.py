@@ -166,6 +166,13 @@ def against(found: Sequence[Cost]) -> list[str]:
     }
     said = [f"**{name}**: {'; '.join(cases)}." for name, cases in points.items() if cases]
     never = [name[0].lower() + name[1:] for name, cases in points.items() if not cases]
+    lost = [
+        f"{TITLES[c.model]}, {c.arm.distance}, {c.arm.uses} uses{', an edge' * c.is_at_edge}"
+        for c in found
+        if c.arm.distance not in (SUBSET, "evenly") and c.worth.high < 1
+    ]
+    if lost:
+        said.append(f"**Worth less than no repeats at all**: {'; '.join(lost)}.")
     tenth = []
     for model in TITLES:
         one, worst = cost_of(found, model, "evenly", 2), worst_subset(found, model)

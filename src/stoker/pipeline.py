@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_api import EpochApi
@@ -19,9 +20,9 @@ from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
+from stoker.engine.skip import OnError
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
-from stoker.stages.batching.joining import Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
@@ -32,7 +33,6 @@ from stoker.stages.ordering.select import Select, parts_of
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import shuffle_of
 from stoker.stages.shard import Shard
-from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
 from stoker.stats import Stats, as_metrics
 from stoker.steps.echo import Echo, Factor

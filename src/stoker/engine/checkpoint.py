@@ -26,11 +26,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from stoker.basics.compact_integers import LARGEST, check_integer
+from stoker.engine.work.step import Stack
 from stoker.errors import StateError
 from stoker.schedule.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.schedule.leg import Leg
-from stoker.stages.batching.batch import Batch
-from stoker.stages.stage import PoolSize
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 """A number in a node."""
@@ -96,6 +95,24 @@ class Position:
 
 
 @dataclass
+class PoolSize:
+    """The size of an echo's pool.
+
+    Attributes:
+        size: items; 0 while that is not known.
+        item_bytes: bytes of the first item; 0 while that is not known.
+    """
+
+    size: int = 0
+    item_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a full pool; 0 while that is not known."""
+        return self.size * self.item_bytes
+
+
+@dataclass
 class Bounds:
     """The limits of the numbers that a saved node may hold at one place of a plan.
 
@@ -124,7 +141,7 @@ class Bounds:
         self.exact: int | None = self.most
         self.least_uses = self.most_uses = self.yielded
 
-    def pass_batch(self, batch: Batch) -> None:
+    def pass_batch(self, batch: Stack) -> None:
         """Change the limits to those behind a batch stage."""
         if self.cuts is not None:
             self.least_uses = self.most_uses = self.cuts.start(self.yielded)

@@ -17,14 +17,14 @@ from stoker.basics import pytree
 from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
 from stoker.engine import checkpoint
-from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.adaptive import AdaptiveEcho
 from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.echo.stream import PoolStart
+from stoker.engine.epoch import EpochStreams
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
-from stoker.engine.stream_stage import EpochSetup
+from stoker.engine.setup import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
@@ -38,16 +38,16 @@ _PRUNE_BATCHES = 64
 
 
 class Run:
-    """An epoch of a plan, from its beginning or from a position; used by the consumer alone.
+    """An epoch of a flow, from its beginning or from a position; used by the consumer alone.
 
     Attributes:
         history: the latest outputs, and which of them the trainer has acknowledged.
     """
 
     def __init__(self, setup: EpochSetup) -> None:
-        plan, position = setup.plan, setup.position
+        flow, position = setup.flow, setup.position
         self._setup = setup
-        self._plan = plan
+        self._flow = flow
         self.steps = setup.steps
         self.length = setup.length
         self._left_ns = 0
@@ -71,7 +71,7 @@ class Run:
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self._cache = None if plan.cache is None else plan.cache.cache
+        self._cache = None if flow.cache is None else flow.cache.cache
         self._cache_before = self._cache.counts() if self._cache is not None else None
         if self._cache_before is not None:
             setup.autotuner.begin_epoch(self._cache_before.misses)
@@ -112,12 +112,12 @@ class Run:
     @property
     def order_digest(self) -> str:
         """The digest of an order that a user's function decides; "" for other orders."""
-        return self._streams.order_digest if self._plan.calls_user else ""
+        return self._streams.order_digest if self._flow.orders.calls_user else ""
 
     @property
     def leg(self) -> Leg | None:
         """The leg that this runs of an epoch that other ranks began; all counts begin with it."""
-        return self._plan.selection.leg
+        return self._flow.orders.selection.leg
 
     @property
     def total(self) -> int | None:
@@ -169,13 +169,13 @@ class Run:
                 f"drop_last left out {drop_count:,} examples, and a batch has {batch.n:,}: take a "
                 "smaller batch, or keep the last one"
             )
-        share = self._plan.selection.share
+        share = self._flow.orders.selection.share
         if (share is not None and share.world > 1) or self.leg is not None:
             return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
-        if any(segment.joins for segment in self._plan.segments):
+        if any(segment.joins for segment in self._flow.segments):
             return "all examples together do not fill one packed sequence"
         return (
-            "the loader gave none" if self._plan.source.yields_batches else "there are no examples"
+            "the loader gave none" if self._flow.source.yields_batches else "there are no examples"
         )
 
     @property
@@ -189,7 +189,7 @@ class Run:
 
         If the length is known beforehand, the parts are of equal length, and end together.
         """
-        share = self._plan.selection.share
+        share = self._flow.orders.selection.share
         is_sharded = share is not None and share.world > 1 and self._streams.last.total is None
         return self._setup.ranks is not None or is_sharded
 
@@ -316,7 +316,7 @@ class Run:
     @property
     def ends_unequally(self) -> bool:
         """Whether ranks have more or fewer examples than others."""
-        selection, source = self._plan.selection, self._plan.indexed
+        selection, source = self._flow.orders.selection, self._flow.indexed
         if selection.share is None or not selection.share.uneven or source is None:
             return False
         first, last = (
@@ -404,7 +404,7 @@ class Run:
         return {} if echo is None else echo.handed_on(self._segments[0].total or 0)
 
     def _echo_to_carry(self) -> AdaptiveEcho | None:
-        if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
+        if not self._flow.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
         echo = self._follows
         return echo if echo is not None and echo.has_started and echo.pool.held else None
@@ -495,7 +495,7 @@ class Run:
             process_trial=pool.process_trial,
             worker_time=spent,
             stuck_processes=pool.replaced,
-            feed_lag_outputs=self._plan.source.lag_outputs(),
+            feed_lag_outputs=self._flow.source.lag_outputs(),
             **{name: n for stream in self._streams.own for name, n in stream.stats().items()},
         )
 
@@ -507,7 +507,7 @@ class Run:
         echo = self._streams.echo
         if echo is None or not self.fresh:
             return float(self.fresh > 0)
-        if self._plan.is_decided:
+        if self._flow.is_decided:
             return echo.factor
         return self.uses / self.fresh
 
@@ -516,7 +516,7 @@ class Run:
         total = 0 if prefetcher is None else prefetcher.size * item_bytes
         for stream in self._segments:
             total += stream.ahead() * (
-                item_bytes if stream.segment.into_pool else self._batch_bytes
+                item_bytes if stream.segment.behind.into_pool else self._batch_bytes
             )
         return total
 

@@ -35,12 +35,12 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, PolledStream, WouldBlock
-from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.segment import Segment
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
-from stoker.stages.skip import RAISE, Budget
 
 
 class DecidingStream(PolledStream):

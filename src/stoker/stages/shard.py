@@ -15,6 +15,8 @@ from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
@@ -22,8 +24,7 @@ from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Cut, Selection, Share
 from stoker.sources.origin import IndexedSource, numbers_of
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -353,9 +354,9 @@ class Shard(ChainStage):
         part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
         return part if self.padding is None else part.pad(fills=self.padding.fills)
 
-    def lower(self, to: EnginePlan) -> None:
-        if self.padding is not None and self.padding.mask is not None:
-            to.mark_padding(self.padding.mask)
+    @property
+    def padding_mask(self) -> str | None:
+        return None if self.padding is None else self.padding.mask
 
     def count(self, items: int) -> int:
         if self.padding is not None:

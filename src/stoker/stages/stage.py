@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.flow import Flow
+from stoker.engine.skip import Budget
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, SourceBase, UserObject
-from stoker.stages.skip import Budget
 
 
 @dataclass(frozen=True)
@@ -61,24 +63,6 @@ class Traits:
     inside: bool = False
 
 
-@dataclass
-class PoolSize:
-    """The size of an echo's pool.
-
-    Attributes:
-        size: items; 0 while that is not known.
-        item_bytes: bytes of the first item; 0 while that is not known.
-    """
-
-    size: int = 0
-    item_bytes: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a full pool; 0 while that is not known."""
-        return self.size * self.item_bytes
-
-
 class ChainView(ChainOfSource, Protocol):
     """A stage's view of the chain before it, or of the whole chain that it stands in."""
 
@@ -113,22 +97,6 @@ class ChainView(ChainOfSource, Protocol):
     def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""
         ...
-
-
-class EnginePlan(Protocol):
-    """The engine as a stage sees it: ``lower`` calls the methods that it needs, in order.
-
-    What takes a ``stage`` takes one of the kind that it is named after.
-    """
-
-    def mark_padding(self, field: str) -> None: ...
-    def map(self, stage: Any) -> None: ...
-    def filter(self, stage: Any) -> None: ...
-    def cache(self, stage: Any) -> None: ...
-    def batch(self, stage: Any) -> None: ...
-    def plan_batches(self, rule: BatchRule) -> None: ...
-    def own(self, stage: Any) -> None: ...
-    def join(self, length: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -204,8 +172,18 @@ class ChainStage(ABC):
         """Return a selection of examples, by numbers, as it is behind this stage."""
         return selection
 
-    def lower(self, to: EnginePlan) -> None:  # noqa: B027 what only selects needs no more
-        """Tell the engine what to do."""
+    @property
+    def batch_rule(self) -> BatchRule | None:
+        """How it plans batches; None if it does not."""
+        return None
+
+    @property
+    def padding_mask(self) -> str | None:
+        """The field of batches that tells what of them is padding; None if it adds none."""
+        return None
+
+    def add_to(self, flow: Flow) -> None:  # noqa: B027 what only selects needs no more
+        """Add its work to a flow, behind that of the stages before it."""
 
     @abstractmethod
     def count(self, items: int) -> int:

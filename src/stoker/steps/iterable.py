@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
-from stoker.engine.stream_stage import EpochSetup, HeadSource
+from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
 from stoker.schedule import rng
@@ -145,14 +145,14 @@ class IterableSource(HeadSource):
         return "a stream: no length, no state in the middle of an epoch"
 
     def head(self, setup: EpochSetup, tally: EpochCounters) -> IterableHead:
-        position, selection = setup.position, setup.plan.selection
+        position, selection = setup.position, setup.flow.orders.selection
         rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
         return IterableHead(
             self,
             self.open(setup.epoch, position.loader_state, read),
             selection,
-            setup.plan.selection.buffer,
+            setup.flow.orders.selection.buffer,
             rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
             tally,
             position.fresh,

@@ -33,17 +33,19 @@ from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, as_json, damage_error
+from stoker.engine.flow import Flow
 from stoker.engine.items import Item, WouldBlock
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
+from stoker.engine.skip import RAISE
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import Sizing, batch_stage
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, EnginePlan, Traits, first_with
+from stoker.stages.stage import ChainView, Traits, first_with
+from stoker.stages.stream_stage import StreamStage
 
 Left = tuple[int, ...]
 """The examples that a batch left behind, ascending."""
@@ -100,9 +102,9 @@ class LateBatch(Batch, StreamStage):
                 f".echo() uses batches again by their number: without .{self.call}"
             )
 
-    def lower(self, to: EnginePlan) -> None:
-        to.own(self)
-        to.batch(self)
+    def add_to(self, flow: Flow) -> None:
+        flow.put(self)
+        flow.into(self)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
         return LateStream(self, upstream, context.setup.epoch, context.setup.record)

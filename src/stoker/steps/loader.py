@@ -12,7 +12,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
-from stoker.engine.stream_stage import EpochSetup, HeadSource
+from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.errors import StateError
 from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt
@@ -122,7 +122,7 @@ class LoaderSource(HeadSource):
         return "read as its owner set it up"
 
     def head(self, setup: EpochSetup, tally: EpochCounters) -> LoaderHead:
-        position, keep = setup.position, setup.recycler if setup.plan.pool else None
+        position, keep = setup.position, setup.recycler if setup.flow.echo else None
         if position.loader_state is not None:
             self.load(position.loader_state)
         return LoaderHead(self, tally, keep, loaded=position.loaded, fresh=position.fresh)

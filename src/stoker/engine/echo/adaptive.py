@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.echo.stream import EchoStream, PoolStart
+from stoker.engine.flow import Own
 from stoker.engine.items import (
     EpochCounters,
     Item,
@@ -37,7 +38,6 @@ from stoker.engine.items import (
     WouldBlock,
     done_item,
 )
-from stoker.engine.plan.points import OwnPoint
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.echo_record import Decisions
@@ -83,7 +83,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[AdaptiveEcho], AdaptivePool],
         upstream: PolledStream,
         tally: EpochCounters,
@@ -91,12 +91,12 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         policy: Policy,
         steps: int | None = None,
     ) -> None:
-        super().__init__(point, make_pool, upstream, tally)
+        super().__init__(layer, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
         self.policy = policy
         self._steps = steps
-        self._leaks = point.leaks
+        self._leaks = layer.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
         self.carried: AdaptiveSnapshot | None = None  # the pool when the epoch began, if not empty
         self._carried_examples: dict[int, int] = {}  # their numbers, by index
@@ -178,7 +178,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         if node is not None:
             return super().resume(node, request)
         items = self.upstream.items_of(request.loaded)
-        step = request.next // self.point.group
+        step = request.next // self.layer.group
         self._empty = AdaptiveSnapshot(step, items, (), began=step)
         return UpstreamRequest(items, items, items, loaded=request.loaded)
 
@@ -214,7 +214,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
     def _take_up(self, moment: AdaptiveSnapshot) -> None:
         if moment.step == 0 and moment.began < 0:
             self.carried = replace(moment, codes=b"")
-        if self.point.holds_batches:
+        if self.layer.holds_batches:
             return
         upstream: Any = self.upstream
         before = [number for number in self.pool.held_ordinals().tolist() if number < 0]

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
+from stoker.engine.flow import Own
 from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, Stream
-from stoker.engine.plan.points import OwnPoint
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
@@ -70,7 +70,7 @@ class EchoStream(Stream, Generic[AnyPool]):
     """The uses of the items in a pool.
 
     Args:
-        point: the echo's point in the plan.
+        layer: the echo's layer in the flow.
         make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
         upstream: the stream of fresh items.
@@ -80,13 +80,13 @@ class EchoStream(Stream, Generic[AnyPool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[Any], AnyPool],
         upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
-        self.point = point
-        self.echo = point.stage
+        self.layer = layer
+        self.echo = layer.stage
         self._make_pool = make_pool
         self.upstream: PolledStream = upstream
         self.blocking = upstream.blocking
@@ -286,12 +286,12 @@ class FixedEcho(EchoStream[Pool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[FixedEcho], Pool],
         upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
-        super().__init__(point, make_pool, upstream, tally)
+        super().__init__(layer, make_pool, upstream, tally)
         items = upstream.total
         self.total = None if items is None else self.echo.count(items)
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.batching.user_collate import Collate
+from stoker.engine.flow import Flow
 from stoker.errors import CombinationError
 from stoker.sources.origin import UserObject
-from stoker.stages.batching.user_collate import Collate
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Batch(ChainStage):
     drop_last: bool
     collate: Collate | None
     traits = Traits(batches=True)
+    is_planned: ClassVar[bool] = False
 
     @staticmethod
     def of(n: Any, drop_last: Any, collate: Any) -> Batch:
@@ -56,8 +58,8 @@ class Batch(ChainStage):
             before.echo.check_holds(self.n)
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.batch(self)
+    def add_to(self, flow: Flow) -> None:
+        flow.into(self)
 
     def user_objects(self) -> list[UserObject]:
         return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]

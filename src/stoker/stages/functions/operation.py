@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import only_reads
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE, Budget, OnError, budget_of
 from stoker.images.image_map import Many, releases_gil
 from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.transforms import takes_seed
-from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import ChainStage, ChainView, PoolSize
+from stoker.stages.stage import ChainStage, ChainView
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
@@ -114,6 +115,10 @@ class Operation(ChainStage):
 
     def user_objects(self) -> list[UserObject]:
         return [UserObject(self.name, self.fn)]
+
+    def behind(self, before: Any) -> Operation | None:
+        """Return one that does what ``before`` and then this do; None if there is none."""
+        return None
 
     @abstractmethod
     def compile(self, rejected: object) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.basics.validate import is_whole_number
+from stoker.engine.checkpoint import PoolSize
 from stoker.errors import CombinationError
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
 from stoker.schedule.selection import Selection
@@ -14,7 +15,7 @@ from stoker.sources.origin import SourceBase
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
 from stoker.stages.ordering.shuffle import Shuffle
-from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits
+from stoker.stages.stage import ChainStage, ChainView, Traits
 
 
 def shuffle_of(

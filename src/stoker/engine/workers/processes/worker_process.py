@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.plan.address import WorkAddress
+from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest

@@ -165,7 +165,7 @@ def node(folder: str, arm: str, limit_bytes: int, rank: int, world: int) -> None
     """Be a node: say where the cache server is, hear of the others, go through epochs when told
     to."""
     warnings.simplefilter("ignore", stoker.CacheWarning)
-    train: Any = stoker.from_folder(folder, seed=0).shuffle().shard(rank=rank, world=world)
+    train: Any = stoker.from_folder(folder, seed=0).shuffle().shard(rank=rank, world_size=world)
     with ExitStack() as ends:
         if arm == "own caches":
             train = train.cache(limit_bytes)

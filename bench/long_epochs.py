@@ -63,7 +63,7 @@ def chain(case: str) -> Any:
     """Build one of the pipelines."""
     made = stoker.from_dataset(Numbers(), seed=0).shuffle()
     if case in ("sharded", "both"):
-        made = made.shard(rank=3, world=8)
+        made = made.shard(rank=3, world_size=8)
     if case in ("echoed", "both"):
         made = made.echo(2, pool=16 * BATCH)
     return made.batch(BATCH)

@@ -56,7 +56,8 @@ def halved(data: Any) -> Any:
 
 # Such as all choices below leave.
 LEFT = [
-    int(each["x"]) for each in halved(stoker.from_dataset(Data(), seed=0)).shard(rank=0, world=1)
+    int(each["x"])
+    for each in halved(stoker.from_dataset(Data(), seed=0)).shard(rank=0, world_size=1)
 ]
 LEFT = [x for x in LEFT if x % 3 and 3 <= x < 83]
 
@@ -87,7 +88,7 @@ NEW: dict[str, Thing] = {
         )
     },
     "order": {"order": lambda p: p.order(own, length=70)},
-    "balance": {"deal": lambda p: p.shard(rank=1, world=2, balance=SIZES)},
+    "balance": {"deal": lambda p: p.shard(rank=1, world_size=2).balance(SIZES)},
     "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES)},
     "keys": {"batch": lambda p: p.batch(8, key=SIZES // 10)},
     "clock": {"map": lambda p: p.map(telling, clock=True)},
@@ -104,7 +105,7 @@ OLD: dict[str, Thing] = {
     "skips": {"map": lambda p: p.map(few_fail, on="x", on_error=0.5)},
     "scan": {"map": lambda p: p.scan(counting, 0)},
     "fraction": {"echo": lambda p: p.echo(1.5)},
-    "rank": {"deal": lambda p: p.shard(rank=1, world=3)},
+    "rank": {"deal": lambda p: p.shard(rank=1, world_size=3)},
     "first ones": {"choose": lambda p: p.skip(3).take(80)},
     "cut": {"cut": lambda p: p.skip(2).take(50)},
     "steps": {"end": lambda p: p.steps(4)},

@@ -360,11 +360,15 @@ def built(
     pipeline = source_of(spec, data)
     rank, world, uneven, anew = spec.shard or (0, 1, False, False)
     if spec.shard and not anew:
-        pipeline = pipeline.shard(rank=rank, world=world, uneven=uneven)
+        pipeline = pipeline.shard(
+            rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+        )
     if spec.shuffle:
         pipeline = pipeline.shuffle()
     if spec.shard and anew:
-        pipeline = pipeline.shard(rank=rank, world=world, uneven=uneven)
+        pipeline = pipeline.shard(
+            rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+        )
     pipeline = filtered(pipeline, "first")
     # Of another package's source a step is another package's, too: the same by a stage.
     halved = pipeline.apply(Halve(on)) if spec.source == "lmdb" else pipeline.map(halve, on=on)

@@ -171,7 +171,7 @@ train = data.shuffle(weights=1 / np.bincount(y)[y])
 train = data.order(lambda epoch, rng: rng.permutation(1_000)[:500], length=500)
 
 # %% stoker.Pipeline.shard
-train = data.shuffle().shard(rank=0, world=4).batch(8)
+train = data.shuffle().shard(rank=0, world_size=4).batch(8)
 
 # %% stoker.Pipeline.select
 zeros, first = data.select(y == 0), data.select(range(10))

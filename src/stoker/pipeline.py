@@ -23,6 +23,7 @@ from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.skip import OnError
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
+from stoker.stages.balance import Balance
 from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
@@ -124,48 +125,54 @@ class Pipeline(EpochApi[T]):
 
     def shard(
         self,
-        mesh: Any = None,
         *,
-        mesh_dims: str | Sequence[str] | None = None,
         rank: Int = None,
-        world: Int = None,
-        uneven: bool = False,
-        pad: bool | str = False,
+        world_size: Int = None,
+        mesh: Any = None,
+        mesh_dims: str | Sequence[str] | None = None,
+        remainder: Literal["drop", "uneven", "pad", "pad_full"] = "drop",
         mask: str | None = None,
-        balance: Any = None,
-        cost: Callable[[Any], Any] | None = None,
     ) -> Pipeline[T]:
         """Give this process its part of every epoch: disjoint parts of equal length.
 
-        Each rank gets ``n // world`` of ``n`` examples; the rest is left out, and differs in each
-        epoch. Before ``shuffle`` a rank's part is fixed (for a cache on each host); after it,
-        parts are drawn again every epoch. With a stream, rank ``r`` takes every ``world``-th
-        example. Without a seed, all ranks take rank 0's at the first ``iter()``.
+        Before ``shuffle`` a rank's part is fixed (for a cache on each host); after it, parts are
+        drawn again every epoch. With a stream, rank ``r`` takes every ``world_size``-th example.
+        Without a seed, all ranks take rank 0's at the first ``iter()``.
 
         Args:
+            rank, world_size: this process's rank, and the number of ranks; by default those of
+                ``torch.distributed``, ``jax.distributed`` or Ray Train, else 0 and 1.
             mesh: a whole torch ``DeviceMesh``; ranks along a model's dimensions get equal batches.
             mesh_dims: the dimensions that split the data, if their names ("dp", ...) do not say so.
-            rank, world: this process's rank, and the number of ranks; by default those of
-                ``torch.distributed``, ``jax.distributed`` or Ray Train, else 0 and 1.
-            uneven: keep all examples, so that the lengths of ranks may differ by one.
-            pad: for evaluation: keep all examples, each once over all ranks, and repeat the last
-                one until all ranks have equally many rows (``"full"``: whole batches). Rows
-                gathered from all ranks are in the order of the data, the padding last;
+            remainder: what becomes of examples that do not divide by the ranks. ``"drop"`` leaves
+                them out, others in each epoch. ``"uneven"`` keeps them: the lengths of ranks may
+                differ by one. For evaluation ``"pad"`` keeps each once over all ranks, and repeats
+                the last one until all ranks have equally many rows (``"pad_full"``: whole batches).
+                Rows gathered from all ranks are then in the order of the data, the padding last;
                 ``last.valid`` is False for padding.
-            mask: add ``last.valid`` to batches as a field ``bool [n]`` of this name. A dict gets
-                the key, a tuple one element more; anything else becomes ``(batch, mask)``.
-            balance: numbers ``[n]``, one for each example of the source (its length, in general),
-                or the field that has them: deals the examples of each global batch so that ranks
-                have equal work, and equally many. A rank's rows come longest first. Needs
-                ``shuffle`` before it.
-            cost: called once with these numbers, as an array; returns what examples cost, such as
-                ``lambda n: n + n * n / 4096``.
+            mask: add ``last.valid`` to padded batches as a field ``bool [n]`` of this name. A dict
+                gets the key, a tuple one element more; anything else becomes ``(batch, mask)``.
 
         Raises ValueError on a loader, for a launcher with several processes but no process group,
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
-        shard = Shard.of(rank, world, uneven, mesh, mesh_dims)
-        return self._then(shard.padded(pad, mask).balanced(balance, cost))
+        return self._then(Shard.of(rank, world_size, mesh, mesh_dims, remainder, mask))
+
+    def balance(self, sizes: Any, *, cost: Callable[[Any], Any] | None = None) -> Pipeline[T]:
+        """Deal the examples of each global batch so that ranks have equal work, and equally many.
+
+        It stands behind ``shuffle`` and ``shard``. A rank's rows come longest first.
+
+        Args:
+            sizes: numbers ``[n]``, one for each example of the source (its length, in general), or
+                the field that has them.
+            cost: called once with these numbers, as an array; returns what examples cost, such as
+                ``lambda n: n + n * n / 4096``.
+
+        Raises ValueError or TypeError for numbers that do not fit, and ValueError over streams,
+        mixtures, and behind ``filter``, ``echo`` or ``batch``.
+        """
+        return self._then(Balance.of(sizes, cost))
 
     def select(self, which: Any) -> Pipeline[T]:
         """Keep some examples of a source, by number; nothing is read. In the source's order.
@@ -465,7 +472,7 @@ class Pipeline(EpochApi[T]):
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
-        For ``size=``, ``key=`` and ``balance=``; save the result. Maps and caches of this pipeline
+        For ``size=``, ``key=`` and ``balance``; save the result. Maps and caches of this pipeline
         come first; its order, parts and batches do not count.
 
         Args:

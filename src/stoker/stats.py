@@ -226,7 +226,7 @@ class Uses:
     age_steps: NDArray[np.int64]
     """Steps since the previous use, ``[n]``: 0 for a fresh example, -1 if a resume lost it."""
     valid: NDArray[np.bool_]
-    """True for an example, False for padding (``.shard(pad=True)``), ``[n]``."""
+    """True for an example, False for padding (``.shard(remainder="pad")``), ``[n]``."""
 
 
 @dataclass(frozen=True)

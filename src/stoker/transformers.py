@@ -47,7 +47,8 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
             raise ValueError(f"the Trainer counts epochs by batches: {error}") from None
         if train.chain.ranks_differ:
             raise ValueError(
-                "filters, skip budgets and uneven=True leave each rank with a state of its own, "
+                "filters, skip budgets and remainder='uneven' leave each rank with a state of its "
+                "own, "
                 "and the Trainer keeps that of one: leave examples out before sharding"
             )
         self._train = train

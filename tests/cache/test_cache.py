@@ -265,7 +265,7 @@ def test_an_epoch_that_is_left_early_keeps_what_it_has_read() -> None:
 def test_a_part_of_the_epoch_is_kept_on_each_rank() -> None:
     for rank in range(2):
         data = Rows(40)
-        pipeline = stoker.from_dataset(data, seed=0).shard(rank=rank, world=2).shuffle()
+        pipeline = stoker.from_dataset(data, seed=0).shard(rank=rank, world_size=2).shuffle()
         pipeline = pipeline.cache(LIMIT).workers(0)
         first = sorted(row["id"] for row in pipeline)
         assert len(data.asked) == len(first) + 8  # of which one is tried, whether it repeats
@@ -1063,10 +1063,10 @@ def test_hosts_that_draw_their_parts_anew_are_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     source = stoker.from_dataset(Rows(8), seed=0)
     with pytest.warns(stoker.CacheWarning, match=r"2 hosts draw .* put \.shard\(\) before"):
-        list(source.shuffle().shard(rank=0, world=4).cache(LIMIT))
-    list(source.shard(rank=0, world=4).shuffle().cache(LIMIT))
+        list(source.shuffle().shard(rank=0, world_size=4).cache(LIMIT))
+    list(source.shard(rank=0, world_size=4).shuffle().cache(LIMIT))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # one host sees all parts
-    list(source.shuffle().shard(rank=0, world=4).cache(LIMIT))
+    list(source.shuffle().shard(rank=0, world_size=4).cache(LIMIT))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -127,7 +127,7 @@ told = json.loads(sys.argv[1])
 cache_connection.DEADLINE_S = told["deadline_s"]
 train = stoker.from_dataset(Numbered(told["examples"]), seed=0).shuffle()
 if "rank" in told:
-    train = train.shard(rank=told["rank"], world=told["world"])
+    train = train.shard(rank=told["rank"], world_size=told["world"])
 train = train.cache("8MiB", cluster=told["hosts"], version="test", path=told["path"],
                     insecure=told.get("insecure", False)).batch(7)
 if "workers" in told:

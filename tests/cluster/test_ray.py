@@ -98,7 +98,7 @@ class Job:
         from stoker.cluster import cache_connection
 
         cache_connection.DEADLINE_S = 60.0
-        source = plain() if part is None else plain().shard(rank=part, world=3)
+        source = plain() if part is None else plain().shard(rank=part, world_size=3)
         self._train = source.cache("8MiB", cluster="ray", version=version).batch(7)
         self._count = EXAMPLES if part is None else EXAMPLES // 3
 

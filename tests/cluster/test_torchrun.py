@@ -30,7 +30,7 @@ from nodes import Numbered
 from stoker.cluster import cache_connection
 cache_connection.DEADLINE_S = 60.0
 rank = int(os.environ["RANK"])
-train = stoker.from_dataset(Numbered(), seed=0).shuffle().shard(rank=rank, world=4)
+train = stoker.from_dataset(Numbered(), seed=0).shuffle().shard(rank=rank, world_size=4)
 train = train.cache("8MiB", cluster="torchrun", version="test").batch(7)
 for word in sys.stdin:
     ids = [int(each) for batch in train for each in batch["id"]]

@@ -257,10 +257,12 @@ STAGES: dict[str, Made] = {
     "shuffle_weights": lambda p, n: p.shuffle(weights=1 + np.arange(n) % 3),
     "shuffle_some": lambda p, n, k: p.shuffle(weights=1 + np.arange(n) % 3, num_samples=k),
     "order": lambda p, n: p.order(lambda epoch, rng: rng.permutation(n)[: n // 2 + 1], n // 2 + 1),
-    "shard": lambda p, rank, world, uneven: p.shard(rank=rank, world=world, uneven=uneven),
-    "shard_padded": lambda p, rank, world: p.shard(rank=rank, world=world, pad=True),
-    "balance": lambda p, rank, world, n: p.shard(
-        rank=rank, world=world, balance=1 + np.arange(n) % 7
+    "shard": lambda p, rank, world, uneven: p.shard(
+        rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+    ),
+    "shard_padded": lambda p, rank, world: p.shard(rank=rank, world_size=world, remainder="pad"),
+    "balance": lambda p, rank, world, n: p.shard(rank=rank, world_size=world).balance(
+        1 + np.arange(n) % 7
     ),
     "select": lambda p, step: p.select(lambda number, name: number % step == 0),
     "split": lambda p, part: p.split(0.6, 0.4)[part],

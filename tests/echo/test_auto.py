@@ -692,7 +692,7 @@ APART: dict[str, Callable[..., stoker.Pipeline]] = {
     "a shard": lambda **echo: (
         stoker.from_dataset(Slow(320), seed=0)
         .shuffle()
-        .shard(rank=1, world=2)
+        .shard(rank=1, world_size=2)
         .echo("auto", **echo)
         .batch(4)
         .steps(40)  # of 40 to 160 batches, as the factor is
@@ -799,7 +799,7 @@ CARRIED: dict[str, Callable[[], stoker.Pipeline]] = {
     ),
     "a shard": lambda: (
         stoker.from_dataset(Slow(90), seed=0)
-        .shard(rank=1, world=3, uneven=True)
+        .shard(rank=1, world_size=3, remainder="uneven")
         .shuffle()
         .echo("auto")
         .random_map(jitter, on="x")
@@ -1411,7 +1411,7 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
 ) -> None:
     parts = [
         stoker.from_dataset(Examples(40), seed=0)
-        .shard(rank=rank, world=2, uneven=uneven)
+        .shard(rank=rank, world_size=2, remainder="uneven" if uneven else "drop")
         .echo(factor)
         .batch(4)
         .steps(99)
@@ -1420,7 +1420,9 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
     for part in parts:
         with pytest.warns(UserWarning, match=f"after {5 * factor} of the 99 batches"):
             assert len(list(part)) == 5 * factor
-    filtered = stoker.from_dataset(Examples(40), seed=0).shard(rank=0, world=2, uneven=uneven)
+    filtered = stoker.from_dataset(Examples(40), seed=0).shard(
+        rank=0, world_size=2, remainder="uneven" if uneven else "drop"
+    )
     with pytest.raises(stoker.StokerError, match="the others go on"):
         list(filtered.filter(stoker.thread_safe(lambda e: True)).echo(factor).batch(4).steps(99))
 

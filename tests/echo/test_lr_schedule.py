@@ -103,7 +103,11 @@ def chains_of_known_length(draw: st.DrawFn) -> Any:
     made = made.shuffle() if draw(st.booleans()) else made
     made = made.take(draw(st.integers(1, 60))) if draw(st.booleans()) else made
     if draw(st.booleans()):
-        made = made.shard(rank=draw(st.integers(0, 2)), world=3, uneven=draw(st.booleans()))
+        made = made.shard(
+            rank=draw(st.integers(0, 2)),
+            world_size=3,
+            remainder="uneven" if draw(st.booleans()) else "drop",
+        )
     factors = st.sampled_from([Fraction(1), Fraction(13, 10), Fraction(2), Fraction(7, 2)])
     pools = st.sampled_from([8, 64])
     echo = draw(st.sampled_from(["", "before", "behind"]))

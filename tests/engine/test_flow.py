@@ -41,7 +41,7 @@ Step = Callable[[Pipeline[Any]], Pipeline[Any]]
 
 STEPS: dict[str, Step] = {
     "shuffle": lambda p: p.shuffle(),
-    "shard": lambda p: p.shard(rank=1, world=3),
+    "shard": lambda p: p.shard(rank=1, world_size=3),
     "take": lambda p: p.take(5),
     "skip": lambda p: p.skip(3),
     "map": lambda p: p.map(_same),
@@ -265,7 +265,7 @@ def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
         if stage.name.startswith("shuffle"):
             selection = selection.shuffle()
         elif stage.name.startswith("shard"):
-            selection = selection.shard(1, 3, uneven=False)
+            selection = selection.shard(1, 3)
         elif stage.name.startswith("take"):
             selection = selection.take(5)
         elif stage.name.startswith("skip"):

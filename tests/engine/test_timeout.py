@@ -154,7 +154,7 @@ def test_without_a_budget_or_in_a_thread_it_is_an_error(
 CHAINS: dict[str, Callable[[Any, Any], stoker.Pipeline[Any]]] = {
     "plain": lambda each, use: numbers().shuffle().map(each, on_error=1).random_map(use).batch(4),
     "rank": lambda each, use: (
-        numbers().shard(rank=1, world=2).map(each, on_error=1).batch(4).steps(2)
+        numbers().shard(rank=1, world_size=2).map(each, on_error=1).batch(4).steps(2)
     ),
     "echo": lambda each, use: numbers().map(each, on_error=1).echo(2).batch(4),
     "uses": lambda each, use: numbers(on_error=0.5).echo(2).random_map(use, on_error=4).batch(4),

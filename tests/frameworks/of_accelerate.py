@@ -235,9 +235,9 @@ def padded_ranks(kind: str) -> None:
         given = DataLoaderConfiguration(even_batches=even)
         accelerator = Accelerator(cpu=True, dataloader_config=given)
         for examples, batch in SIZES:
-            for pad in (True, "full"):
+            for pad in ("pad", "pad_full"):
                 held_out = stoker.from_arrays(np.arange(examples), seed=0)
-                held_out = held_out.shard(pad=pad, mask="valid").batch(batch).to("cpu")
+                held_out = held_out.shard(mask="valid", remainder=pad).batch(batch).to("cpu")
                 for loader in (held_out, accelerator.prepare(held_out.as_dataloader())):
                     check_gathered(accelerator, loader, examples)
                 held_out.set_epoch(0)
@@ -260,12 +260,12 @@ def check_gathered(accelerator: Accelerator, batches: Any, examples: int, start:
 def uneven_ranks(kind: str) -> None:
     accelerator = Accelerator(cpu=True)
     for examples in (10, 11):
-        uneven = stoker.from_arrays(np.arange(examples), seed=0).shard(uneven=True).batch(4)
+        uneven = stoker.from_arrays(np.arange(examples), seed=0).shard(remainder="uneven").batch(4)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             list(uneven)
         said = [str(each.message) for each in told]
-        assert ("pad=True" in " ".join(said)) == (examples == 11), said
+        assert ("remainder='pad'" in " ".join(said)) == (examples == 11), said
     accelerator.wait_for_everyone()  # rank 0 keeps the store that the other ranks still read
 
 

@@ -378,7 +378,7 @@ def padded_ranks(kind: str) -> None:
         for use in ("validate", "test"):
             run = trainer(devices=2, strategy="ddp")
             held_out = stoker.from_dataset(Numbered(examples), seed=0)
-            held_out = held_out.shard(rank=RANK, world=WORLD, pad=True, mask="valid")
+            held_out = held_out.shard(rank=RANK, world_size=WORLD, mask="valid", remainder="pad")
             told = getattr(run, use)(Evaluated(), held_out.batch(batch).to("cpu"), verbose=False)
             ids = np.arange(examples)
             assert np.isclose(told[0]["right"], (ids % 2 == 0).mean()), (examples, batch, told)

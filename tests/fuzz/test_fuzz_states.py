@@ -42,7 +42,7 @@ CHAINS: dict[str, Callable[[], stoker.Pipeline]] = {
     "echo": lambda: source().shuffle().echo(2.5, pool=16).random_map(jitter, on="x").batch(4),
     "filter": lambda: source().filter(_most, on="id").echo(2, pool=16).batch(4),
     "batches": lambda: source().batch(4).echo(3, pool=4),
-    "shard": lambda: source().shuffle().shard(rank=1, world=3).echo(2, pool=16).batch(4),
+    "shard": lambda: source().shuffle().shard(rank=1, world_size=3).echo(2, pool=16).batch(4),
     "repeat": lambda: source().shuffle().echo(2, pool=16).batch(4).repeat().steps(7),
     "mix": with_parts,
 }

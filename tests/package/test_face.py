@@ -211,7 +211,7 @@ def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:
 
 def test_other_ranks_do_not_skip_as_many_batches() -> None:
     def build(world: int) -> Any:
-        return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world=world).batch(2)
+        return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=world).batch(2)
 
     pipeline = build(2)
     pipeline.resume_at(3)
@@ -311,11 +311,13 @@ def called_as(module: str, pipeline: stoker.Pipeline[Any]) -> Any:
     "module", ["pytorch_lightning.trainer.connectors", "accelerate.checkpointing"]
 )
 def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> None:
-    even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world=2)
+    even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=2)
     assert called_as(module, even.batch(4))["yielded"] == 0
     for differing in (
         even.filter(lambda x: x % 3 > 0).batch(4).steps(2),
-        stoker.from_arrays(np.arange(21), seed=0).shard(rank=0, world=2, uneven=True).batch(4),
+        stoker.from_arrays(np.arange(21), seed=0)
+        .shard(rank=0, world_size=2, remainder="uneven")
+        .batch(4),
     ):
         with pytest.raises(stoker.StateError, match="keeps the state of one rank for all"):
             called_as(module, differing)

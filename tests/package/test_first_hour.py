@@ -257,11 +257,11 @@ WORKERS: Mistakes = [
     (lambda: p().to("gpu"), "such as 'cuda' (any GPU"),
     (lambda: p().to(None), "change the dtype in a map"),
     (lambda: list(p().to("cpu")), ".to(cpu) moves batches: put .batch(n) before it"),
-    (lambda: p().shard(rank=0), "needs rank= and world= together"),
-    (lambda: p().shard(rank=2, world=2), "a rank lies between 0 and world - 1"),
-    (lambda: p().batch(2).shard(rank=0, world=2), "put it right after the source"),
+    (lambda: p().shard(rank=0), "needs rank= and world_size= together"),
+    (lambda: p().shard(rank=2, world_size=2), "a rank lies between 0 and world - 1"),
+    (lambda: p().batch(2).shard(rank=0, world_size=2), "put it right after the source"),
     (
-        lambda: list(s.from_dataset(range(4)).shuffle().shard(rank=0, world=2)),
+        lambda: list(s.from_dataset(range(4)).shuffle().shard(rank=0, world_size=2)),
         "give the pipeline seed=",
     ),
 ]

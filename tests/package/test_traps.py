@@ -195,7 +195,7 @@ def test_a_cache_before_shuffle_and_shard_is_one_behind_them(
         stages = [lambda p: p.cache("1MiB")]
         ways: list[Any] = [lambda p: p.shuffle()] if shuffled else []
         ways += [lambda p: p.take(taken)] if taken else []
-        ways += [lambda p: p.shard(rank=rank, world=world)]
+        ways += [lambda p: p.shard(rank=rank, world_size=world)]
         ways[cache_at:cache_at] = stages
         train = numbers(count)
         for way in ways:
@@ -211,8 +211,8 @@ def test_a_cache_before_shuffle_and_shard_is_one_behind_them(
 
 
 def test_a_state_of_one_order_is_one_of_the_other() -> None:
-    before = numbers().cache("1MiB").shuffle().shard(rank=0, world=2).batch(2)
-    behind = numbers().shuffle().shard(rank=0, world=2).cache("1MiB").batch(2)
+    before = numbers().cache("1MiB").shuffle().shard(rank=0, world_size=2).batch(2)
+    behind = numbers().shuffle().shard(rank=0, world_size=2).cache("1MiB").batch(2)
     iterator = iter(before)
     next(iterator), next(iterator)
     behind.load_state_dict(before.state_dict())
@@ -243,7 +243,7 @@ def test_a_stream_that_packs_names_what_its_state_lacks() -> None:
     for train, named in [
         (stream.map(lambda x: np.array(x["ids"])).pack(8), r"pack\(8\)"),
         (stream.filter(lambda x: len(x["ids"]) > 2), r"filter\(<lambda>\)"),
-        (stream.shuffle(4).shard(rank=0, world=2), r"shuffle\(buffer=4\), shard"),
+        (stream.shuffle(4).shard(rank=0, world_size=2), r"shuffle\(buffer=4\), shard"),
         (stream.echo(2, pool=4), r"echo\(2\)"),
     ]:
         iterator = iter(train)

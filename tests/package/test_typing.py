@@ -21,7 +21,7 @@ x, y = np.zeros((8, 3)), np.arange(8)
 
 reveal_type(stoker.from_arrays(x, y).batch(8))
 reveal_type(stoker.from_arrays(x).shuffle().take(4).echo(2).batch(8))
-for images, labels in stoker.from_arrays(x, y).shard(rank=0, world=1).batch(8):
+for images, labels in stoker.from_arrays(x, y).shard(rank=0, world_size=1).batch(8):
     reveal_type(images)
 reveal_type(stoker.from_folder("train"))
 reveal_type(stoker.from_files("*.txt").map(lambda file: len(file.data)))

@@ -92,8 +92,12 @@ def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
         source = stoker.from_arrays(np.arange(length), seed=5).workers(0)
         source = source if take is None else source.take(take)
         if anew:
-            return source.shuffle(block=block).shard(rank=rank, world=world, uneven=uneven)
-        return source.shard(rank=rank, world=world, uneven=uneven).shuffle(block=block)
+            return source.shuffle(block=block).shard(
+                rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+            )
+        return source.shard(
+            rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+        ).shuffle(block=block)
 
     ranks = [of_rank(rank) for rank in range(world)]
     whole = min(length, take or length)

@@ -44,7 +44,7 @@ def is_kept(x: Any) -> bool:
 
 def begun(rank: int = 0, world: int = 1, n: int = 60) -> stoker.Pipeline:
     source = stoker.from_arrays(np.arange(n), seed=4).shuffle()
-    return source.shard(rank=rank, world=world)
+    return source.shard(rank=rank, world_size=world)
 
 
 def part(n: int) -> stoker.Pipeline:
@@ -79,10 +79,11 @@ KINDS: dict[str, Build] = {
     "filter": lambda: begun().filter(is_kept).map(told, clock=True).batch(4),
     "tokens": lambda: begun(1, 2).map(told, clock=True).batch(tokens=9, size=np.arange(60) % 5),
     "repeat": lambda: begun().map(told, clock=True).batch(4).repeat().steps(7),
-    "pad": lambda: stoker.from_arrays(np.arange(7), seed=1).shard(rank=1, world=2, pad=True)
+    "pad": lambda: stoker.from_arrays(np.arange(7), seed=1)
+    .shard(rank=1, world_size=2, remainder="pad")
     .map(told, clock=True).batch(2),
     "mix": lambda: stoker.mix({part(40): 2, part(30): 1}, seed=3)
-    .shard(rank=0, world=2).map(told, clock=True).batch(4),
+    .shard(rank=0, world_size=2).map(told, clock=True).batch(4),
 }  # fmt: skip
 
 

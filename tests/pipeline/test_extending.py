@@ -132,7 +132,11 @@ class Built:
             other = stoker.from_dataset(Examples(9), seed=3, on_error=budget)
             made = stoker.mix({made: 2, other: 1}, on_error=budget)
         if self.shard is not None:
-            made = made.shard(rank=self.shard[0], world=self.shard[1], uneven=not self.mixed)
+            made = made.shard(
+                rank=self.shard[0],
+                world_size=self.shard[1],
+                remainder="uneven" if not self.mixed else "drop",
+            )
         if self.shuffle and not self.mixed:
             made = made.shuffle()
         if self.take and not self.skips:

@@ -60,7 +60,7 @@ def test_an_epoch_is_that_of_a_dataset_that_always_was_so_long(
 ) -> None:
     def build(data: Any) -> stoker.Pipeline[Any]:
         chain = stoker.from_dataset(data, seed=seed).skip(1).shuffle(block=2)
-        return chain.shard(rank=1, world=2).echo(1.5).batch(3).workers(0)
+        return chain.shard(rank=1, world_size=2).echo(1.5).batch(3).workers(0)
 
     data = Growing(lengths[0])
     pipeline = build(data)

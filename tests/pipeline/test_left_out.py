@@ -564,7 +564,7 @@ def test_a_budget_of_nothing_is_none(nothing: Any) -> None:
     with pytest.raises(stoker.StageError) as caught:
         list(chain.batch(2))
     assert caught.value.index == 7
-    list(chain.shard(rank=0, world=2).batch(2))  # and parts may be of equal length
+    list(chain.shard(rank=0, world_size=2).batch(2))  # and parts may be of equal length
 
 
 @pytest.mark.parametrize("budget", [3, np.int64(3), 0.075, np.float32(0.08)])
@@ -583,7 +583,7 @@ def test_budgets_are_counts_or_fractions_of_an_epoch(budget: Any) -> None:
 def test_a_fraction_is_one_of_a_rank_s_part() -> None:
     def build(bad: range) -> stoker.Pipeline:
         data = stoker.from_dataset(Faulty(40, bad), seed=0, on_error=0.1)
-        return data.shard(rank=0, world=2, uneven=True).batch(4)
+        return data.shard(rank=0, world_size=2, remainder="uneven").batch(4)
 
     assert len(flat(build(range(4)))) == 18
     with pytest.raises(stoker.BudgetSpent):

@@ -144,7 +144,7 @@ def test_the_same_tail_after_a_resume() -> None:
 @pytest.mark.parametrize("rank", range(2))
 def test_the_same_stream_for_ranks_with_a_cache(rank: int) -> None:
     def built(declared: bool) -> Any:
-        p: Any = stoker.from_dataset(Rows(24), seed=2).shuffle().shard(rank=rank, world=2)
+        p: Any = stoker.from_dataset(Rows(24), seed=2).shuffle().shard(rank=rank, world_size=2)
         if declared:
             p = p.cache("8MB", version=f"lent {rank}")
         fn = DECLARED[view] if declared else view

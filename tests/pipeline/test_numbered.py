@@ -199,15 +199,15 @@ def crowded(x: Any, rng: np.random.Generator) -> Any:
 
 MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "plain": lambda p: p.shuffle().random_map(noisy),
-    "rank": lambda p: p.shuffle().shard(rank=1, world=3).random_map(noisy),
-    "fixed part": lambda p: p.shard(rank=1, world=3).shuffle().random_map(noisy),
+    "rank": lambda p: p.shuffle().shard(rank=1, world_size=3).random_map(noisy),
+    "fixed part": lambda p: p.shard(rank=1, world_size=3).shuffle().random_map(noisy),
     "echo": lambda p: p.shuffle().map(doubled).echo(2, pool=24).random_map(noisy),
     "echo behind": lambda p: p.random_map(noisy).echo(1.5, pool=24).random_map(crowded),
     "filter": lambda p: (
         p.shuffle().filter(stoker.thread_safe(lambda x: x["id"] % 3)).echo(2).random_map(noisy)
     ),
     "weights": lambda p: p.shuffle(weights=np.arange(N) % 2, num_samples=N // 2).random_map(noisy),
-    "planned": lambda p: p.shuffle().shard(rank=1, world=2).random_map(noisy),
+    "planned": lambda p: p.shuffle().shard(rank=1, world_size=2).random_map(noisy),
     "selected": lambda p: p.select(np.arange(N) % 2 > 0).shuffle().random_map(noisy),
     "cache": lambda p: p.shuffle().map(doubled).cache("1MiB", version="1").random_map(noisy),
     "threads": lambda p: p.shuffle().random_map(noisy).workers(2),
@@ -261,7 +261,7 @@ def test_what_is_no_example_of_the_epoch_is_refused() -> None:
     with pytest.raises(LookupError, match="example 3 does not come in epoch 0"):
         data.select([1, 2]).batch(2).example(3)
     with pytest.raises(LookupError, match="on this rank"):
-        data.shard(rank=0, world=2).batch(2).example(3)
+        data.shard(rank=0, world_size=2).batch(2).example(3)
     with pytest.raises(LookupError, match="example 3 is left out by a filter"):
         data.filter(lambda x: x["id"] != 3).batch(2).example(3)
     with pytest.raises(LookupError, match="there is no example 500"):
@@ -280,7 +280,7 @@ def test_what_is_no_example_of_the_epoch_is_refused() -> None:
 PEEKED: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "examples": lambda p: p.shuffle().random_map(noisy),
     "batches": lambda p: p.shuffle().random_map(noisy).batch(8),
-    "rank": lambda p: p.shuffle().shard(rank=1, world=2).random_map(noisy).batch(8),
+    "rank": lambda p: p.shuffle().shard(rank=1, world_size=2).random_map(noisy).batch(8),
     "echo": lambda p: p.shuffle().echo(2, pool=24).random_map(noisy).batch(8),
     "filter": lambda p: p.filter(lambda x: x["id"] % 3).random_map(noisy).batch(8),
     "steps": lambda p: p.shuffle().random_map(noisy).batch(8).repeat().steps(10),
@@ -318,6 +318,6 @@ def test_what_cannot_be_made_twice_is_not_peeked_at() -> None:
             data.peek()
     with pytest.raises(ValueError, match="the next epoch is empty"):
         stoker.from_arrays(np.arange(3)).batch(4, drop_last=True).peek()
-    two = stoker.from_arrays(np.arange(30)).shard(rank=0, world=2).echo("auto").batch(2)
+    two = stoker.from_arrays(np.arange(30)).shard(rank=0, world_size=2).echo("auto").batch(2)
     with pytest.raises(ValueError, match="ranks decide together"):
         two.peek()

@@ -97,7 +97,7 @@ def test_ranks_share_out_the_draws(weights: NDArray[Any], world: int, seed: int)
     data = stoker.from_arrays(np.arange(length), seed=seed).shuffle(weights=weights)
     seen: list[int] = []
     for rank in range(world):
-        seen += [int(x) for x in data.shard(rank=rank, world=world, uneven=True)]
+        seen += [int(x) for x in data.shard(rank=rank, world_size=world, remainder="uneven")]
     assert_even(np.bincount(seen, minlength=length), weights, length)
 
 
@@ -217,7 +217,7 @@ def test_a_function_is_called_once_an_epoch_on_each_rank() -> None:
     for _ in range(3):
         list(train)
     assert called == [0, 1, 2]
-    other = data.order(told).shard(rank=1, world=2).batch(10).workers(1, kind="process")
+    other = data.order(told).shard(rank=1, world_size=2).batch(10).workers(1, kind="process")
     list(other)
     assert called == [0, 1, 2, 0]
 
@@ -277,7 +277,7 @@ def test_other_ranks_go_on_with_the_same_order_alone() -> None:
     def build(rank: int, world: int) -> stoker.Pipeline:
         data = stoker.from_arrays(np.arange(N), seed=0)
         train = data.order(lambda epoch, rng: np.roll(np.arange(N), first))
-        return train.shard(rank=rank, world=world).batch(5)
+        return train.shard(rank=rank, world_size=world).batch(5)
 
     train = build(0, 3)
     next(iter(train))
@@ -401,7 +401,10 @@ def test_arguments_that_do_not_go_together_are_refused(
 
 PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "shuffle": (lambda: stoker.from_arrays(np.arange(10)).shuffle(), "cannot follow shuffle"),
-    "shard": (lambda: stoker.from_arrays(np.arange(10)).shard(rank=0, world=2), "cannot follow"),
+    "shard": (
+        lambda: stoker.from_arrays(np.arange(10)).shard(rank=0, world_size=2),
+        "cannot follow",
+    ),
     "filter": (lambda: stoker.from_arrays(np.arange(10)).filter(odd), "cannot follow filter"),
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
@@ -428,7 +431,7 @@ def test_an_epoch_has_one_order() -> None:
     with pytest.raises(ValueError, match="cannot follow order"):
         ordered.select([1])
     with pytest.raises(ValueError, match="evaluation"):
-        ordered.shard(rank=0, world=2, pad=True)
+        ordered.shard(rank=0, world_size=2, remainder="pad")
 
 
 @pytest.mark.parametrize("fn", [3, lambda epoch: range(10)])

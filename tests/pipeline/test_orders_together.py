@@ -41,7 +41,7 @@ REFUSED = {
         for b in ("echo", "fraction", "filter", "skips", "scan")
     },
     **{("balance", b): r"equally many steps" for b in ("filter", "skips", "scan")},
-    **{("balance", b): r"leave balance= out" for b in ("tokens", "keys")},
+    **{("balance", b): r"leave .balance\(\) out" for b in ("tokens", "keys")},
     **{(a, b): r"batch once" for a in PLANS for b in PLANS - {a}},
     ("balance", "rank"): r"cannot follow shard",
 }
@@ -106,12 +106,12 @@ def rows(batches: Iterable[Any]) -> collections.Counter[tuple[int, int]]:
 @pytest.mark.parametrize("old", ["cache", "first ones", "cut", "echo", "steps"])
 @pytest.mark.parametrize("new", [new for new in NEW if new not in PLANS])
 def test_other_ranks_go_on(new: str, old: str) -> None:
-    balance = SIZES if new == "balance" else None
+    balance = (lambda p: p.balance(SIZES)) if new == "balance" else (lambda p: p)
     own = {place: build for place, build in NEW[new].items() if place != "deal"}
 
     def rank(number: int, world: int, batch: int) -> Any:
         deal = {
-            "deal": lambda p: p.shard(rank=number, world=world, balance=balance),
+            "deal": lambda p: balance(p.shard(rank=number, world_size=world)),
             "batch": lambda p: p.batch(batch),
         }
         return built(own, OLD[old], deal)
@@ -135,7 +135,7 @@ def test_other_ranks_go_on(new: str, old: str) -> None:
 
 def test_between_epochs_a_small_pool_of_batches_takes_other_ranks_and_batches() -> None:
     def rank(world: int, batch: int) -> Any:
-        deal = {"deal": lambda p: p.shard(rank=0, world=world)}
+        deal = {"deal": lambda p: p.shard(rank=0, world_size=world)}
         return built(deal, OLD["late echo"], {"batch": lambda p: p.batch(batch)})
 
     first = rank(3, 8)
@@ -187,7 +187,7 @@ ON_RANKS = """
     from order_chains import NEW, SIZES, built, seen
     told = {{}}
     for new in {names!r}:
-        deal = {{"deal": lambda p: p.shard(balance=SIZES if new == "balance" else None)}}
+        deal = {{"deal": lambda p: p.shard().balance(SIZES) if new == "balance" else p.shard()}}
         more = {{}} if "batch" in NEW[new] else {{"batch": lambda p: p.batch(4)}}
         own = {{place: build for place, build in NEW[new].items() if place != "deal"}}
         train, again = (built(own, deal, more) for _ in range(2))

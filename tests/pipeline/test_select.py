@@ -130,11 +130,11 @@ def digits(x: Any, rng: np.random.Generator) -> Any:
 BEHIND: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "plain": lambda p: p.batch(8),
     "shuffled": lambda p: p.shuffle().random_map(digits).batch(8),
-    "blocks": lambda p: p.shuffle(block=3).shard(rank=1, world=2).batch(8),
-    "fixed part": lambda p: p.shard(rank=1, world=3).shuffle().batch(8),
-    "uneven": lambda p: p.shuffle().shard(rank=0, world=3, uneven=True).batch(8),
-    "padded": lambda p: p.shard(rank=2, world=3, pad=True).batch(8),
-    "echo": lambda p: p.shuffle().shard(rank=1, world=2).echo(1.5).random_map(digits).batch(8),
+    "blocks": lambda p: p.shuffle(block=3).shard(rank=1, world_size=2).batch(8),
+    "fixed part": lambda p: p.shard(rank=1, world_size=3).shuffle().batch(8),
+    "uneven": lambda p: p.shuffle().shard(rank=0, world_size=3, remainder="uneven").batch(8),
+    "padded": lambda p: p.shard(rank=2, world_size=3, remainder="pad").batch(8),
+    "echo": lambda p: p.shuffle().shard(rank=1, world_size=2).echo(1.5).random_map(digits).batch(8),
     "filter": lambda p: p.shuffle().filter(stoker.thread_safe(lambda x: x % 3)).batch(8),
     "threads": lambda p: p.shuffle().map(stoker.thread_safe(lambda x: x + 1)).batch(8).workers(2),
     "cut": lambda p: p.take(70).shuffle().take(50).batch(8),
@@ -346,7 +346,10 @@ def test_labels_of_other_examples_are_refused() -> None:
 
 PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "shuffle": (lambda: stoker.from_arrays(np.arange(10)).shuffle(), "cannot follow shuffle"),
-    "shard": (lambda: stoker.from_arrays(np.arange(10)).shard(rank=0, world=2), "cannot follow"),
+    "shard": (
+        lambda: stoker.from_arrays(np.arange(10)).shard(rank=0, world_size=2),
+        "cannot follow",
+    ),
     "batch": (lambda: stoker.from_arrays(np.arange(10)).batch(2), "cannot follow batch"),
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),

@@ -308,7 +308,9 @@ def chains(draw: st.DrawFn, max_examples: int = 60) -> Any:
         on_error = 40 if bad else "raise"
         chain = stoker.from_iterable(Numbers(length), seed=5, on_error=on_error)
         if shard is not None:
-            chain = chain.shard(rank=shard[0], world=3, uneven=shard[1])
+            chain = chain.shard(
+                rank=shard[0], world_size=3, remainder="uneven" if shard[1] else "drop"
+            )
         if buffer is not None:
             chain = chain.shuffle(buffer=buffer)
         chain = chain.filter(Keep(3, 0), on="id") if "first" in filters else chain
@@ -402,7 +404,9 @@ def test_parts_of_a_stream_are_disjoint_and_equally_long(
 ) -> None:
     parts = []
     for rank in range(world):
-        chain = of(length).shard(rank=rank, world=world, uneven=uneven)
+        chain = of(length).shard(
+            rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+        )
         chain = chain if buffer is None else chain.shuffle(buffer=buffer)
         parts.append(numbers(chain.batch(3).workers(0)))
     together = sorted(i for part in parts for i in part)
@@ -423,12 +427,12 @@ def test_ranks_draw_and_shuffle_differently() -> None:
             return iter([np.zeros(2)] * 20)
 
     def part(rank: int) -> list[Any]:
-        chain = stoker.from_iterable(Same(), seed=0).shard(rank=rank, world=2)
+        chain = stoker.from_iterable(Same(), seed=0).shard(rank=rank, world_size=2)
         return stream(chain.random_map(lambda x, rng: x + rng.random(2)).batch(1))
 
     assert not {batch[3] for batch in part(0)} & {batch[3] for batch in part(1)}
     orders = [
-        [i // 2 for i in numbers(of(60).shard(rank=r, world=2).shuffle(buffer=9).batch(5))]
+        [i // 2 for i in numbers(of(60).shard(rank=r, world_size=2).shuffle(buffer=9).batch(5))]
         for r in (0, 1)
     ]
     assert orders[0] != orders[1]
@@ -438,8 +442,8 @@ def test_ranks_draw_and_shuffle_differently() -> None:
 def test_a_part_of_one_is_the_identity(before: bool) -> None:
     plain = of(30).shuffle(buffer=7).random_map(jitter, on="x").batch(4)
     part = of(30)
-    part = part.shard(rank=0, world=1).shuffle(buffer=7) if before else part
-    part = part if before else part.shuffle(buffer=7).shard(rank=0, world=1)
+    part = part.shard(rank=0, world_size=1).shuffle(buffer=7) if before else part
+    part = part if before else part.shuffle(buffer=7).shard(rank=0, world_size=1)
     assert stream(part.random_map(jitter, on="x").batch(4)) == stream(plain)
 
 
@@ -447,7 +451,11 @@ def test_a_part_of_one_is_the_identity(before: bool) -> None:
 def test_what_the_iterator_raises_is_raised_on_every_rank(uneven: bool) -> None:
     for rank in range(3):
         chain = stoker.from_iterable(Numbers(11, fails=True), seed=0)
-        iterator = iter(chain.shard(rank=rank, world=3, uneven=uneven).batch(1).workers(0))
+        iterator = iter(
+            chain.shard(rank=rank, world_size=3, remainder="uneven" if uneven else "drop")
+            .batch(1)
+            .workers(0)
+        )
         found = [int(next(iterator)["id"][0]) for _ in range(3)]
         assert found == [rank, 3 + rank, 6 + rank]
         with pytest.raises(stoker.StageError, match="the line is dead"):
@@ -484,7 +492,7 @@ def test_there_is_no_state_in_the_middle_of_an_epoch_but_between_them(workers: i
 
 
 def test_it_has_no_length() -> None:
-    for chain in (of(8), of(8).batch(2), of(8).echo(2).batch(2), of(8).shard(rank=0, world=2)):
+    for chain in (of(8), of(8).batch(2), of(8).echo(2).batch(2), of(8).shard(rank=0, world_size=2)):
         with pytest.raises(TypeError, match="no length"):
             len(chain)
         with iter(chain) as iterator:
@@ -534,7 +542,7 @@ def test_the_iterator_is_closed(how: str, shard: bool | None, workers: int, kind
     source = Numbers(24 if how == "end" else 10**9)
     chain = stoker.from_iterable(source, seed=0)
     if shard is not None:
-        chain = chain.shard(rank=1, world=2, uneven=shard)
+        chain = chain.shard(rank=1, world_size=2, remainder="uneven" if shard else "drop")
     chain = chain.shuffle(buffer=20).random_map(jitter, on="x").echo(2, pool=8)
     pipeline = chain.batch(4).workers(workers, kind=kind)
     if how == "end":

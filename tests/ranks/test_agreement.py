@@ -68,7 +68,7 @@ TOLD = """
     once.set_epoch(5)
     ids(once)
     told["asked"].append(len(asked))
-    list(of(seed=2).shard(rank=0, world=1).batch(8))
+    list(of(seed=2).shard(rank=0, world_size=1).batch(8))
     told["asked"].append(len(asked))
 
     differ = {}
@@ -77,7 +77,7 @@ TOLD = """
     differ["length"] = said(of(44 - 4 * RANK).shard().batch(4))
     differ["chain"] = said(of().shard().batch(4 + RANK))
     differ["steps"] = said(of().shard().batch(4).steps(2 + RANK))
-    differ["world"] = said(of(seed=1).shard(rank=RANK, world=2 + RANK).batch(4))
+    differ["world"] = said(of(seed=1).shard(rank=RANK, world_size=2 + RANK).batch(4))
     later = of(seed=3).shard().batch(4)
     if RANK:
         later.set_epoch(2)
@@ -89,8 +89,8 @@ TOLD = """
     if RANK:
         later.load_state_dict(state)
     differ["position"] = said(later)
-    differ["by hand"] = said(of().shard(rank=RANK, world=WORLD).batch(4))
-    differ["uneven"] = said(of(41).shard(uneven=True).batch(4))
+    differ["by hand"] = said(of().shard(rank=RANK, world_size=WORLD).batch(4))
+    differ["uneven"] = said(of(41).shard(remainder="uneven").batch(4))
     told["differ"] = differ
 
     # A child has no connection to the others: what was given a seed goes on as it did.
@@ -106,7 +106,7 @@ TOLD = """
     # A group that is made anew, over the same store or another.
     dist.barrier()
     dist.destroy_process_group()
-    told["gone"] = said(of().shard(rank=RANK, world=2).batch(4)), said(later)
+    told["gone"] = said(of().shard(rank=RANK, world_size=2).batch(4)), said(later)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group(
@@ -286,7 +286,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         line = running[0].line()
     assert line.startswith("rank 1 did not come to iter() of from_arrays")
     assert "within 3 s" in line
-    assert ".shard(rank=0, world=1)" in line
+    assert ".shard(rank=0, world_size=1)" in line
 
 
 MESHES = """
@@ -303,7 +303,7 @@ MESHES = """
         return [int(i) for batch in pipeline for i in batch]
 
     def of(mesh, **kw):
-        return stoker.from_arrays(np.arange(40)).shuffle().shard(mesh, **kw)
+        return stoker.from_arrays(np.arange(40)).shuffle().shard(mesh=mesh, **kw)
 
     told = {"bare": str(stoker.from_arrays(np.arange(40)).shard())}
     of_data = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -318,7 +318,7 @@ MESHES = """
     sys.modules["accelerate.state"] = state
     told["accelerated"] = str(stoker.from_arrays(np.arange(40)).shard())
     del sys.modules["accelerate.state"]
-    slow = stoker.from_dataset(Slow(200)).shuffle().shard(of_model).echo()
+    slow = stoker.from_dataset(Slow(200)).shuffle().shard(mesh=of_model).echo()
     told["echoed"] = [
         [batch["id"].tolist(), batch["x"].tolist()]
         for batch in slow.random_map(jitter, on="x").batch(4)
@@ -333,7 +333,7 @@ MESHES = """
         refused(lambda: of(odd, mesh_dims="y")),
         refused(lambda: of(init_device_mesh("cpu", (2,)))),
         refused(lambda: of(both["cp"])),
-        refused(lambda: of(both, rank=0, world=1)),
+        refused(lambda: of(both, rank=0, world_size=1)),
         refused(lambda: of("cuda")),
         refused(lambda: stoker.from_arrays(np.arange(4)).shard(mesh_dims="dp")),
     ]
@@ -350,17 +350,18 @@ def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
     assert sorted(first["peers"]) == list(range(40))
     assert first["echoed"] == second["echoed"]  # whatever each of them waits for
     for each in told:
-        assert "shard(rank=0, world=1)" in each["printed"]
+        assert "shard(rank=0, world_size=1)" in each["printed"]
         assert each["accelerated"].splitlines()[1:] == each["printed"].splitlines()[2:]
-        assert "world=2" in each["bare"]
+        assert "world_size=2" in each["bare"]
         assert each["still bare"] == each["bare"]
         says = [
             r"ValueError: .shard(): there is a device mesh with the dimension 'tp'",
-            r"ValueError: .shard(mesh): which of ('x', 'tp') split the data? Say so: mesh_dims=",
-            r"ValueError: .shard(mesh, mesh_dims=): 'y' is none of ('x', 'tp')",
-            r"ValueError: .shard(mesh): the dimensions of this mesh have no names",
-            r"ValueError: .shard(mesh): the data is split by",
-            r"CombinationError: .shard() takes rank= and world=, or a mesh",
+            r"ValueError: .shard(mesh=mesh): which of ('x', 'tp') split the data? Say so: "
+            r"mesh_dims=",
+            r"ValueError: .shard(mesh=mesh, mesh_dims=): 'y' is none of ('x', 'tp')",
+            r"ValueError: .shard(mesh=mesh): the dimensions of this mesh have no names",
+            r"ValueError: .shard(mesh=mesh): the data is split by",
+            r"CombinationError: .shard() takes rank= and world_size=, or a mesh",
             r"TypeError: .shard() takes a torch DeviceMesh, not 'cuda'",
             r"CombinationError: .shard(): mesh_dims= needs a mesh",
         ]
@@ -378,7 +379,7 @@ GRIDS = """
         "dp_replicate, dp_shard": (2, 2),
     }.items():
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names.split(", "))
-        source = stoker.from_dataset(Slow(48)).shuffle().shard(mesh)
+        source = stoker.from_dataset(Slow(48)).shuffle().shard(mesh=mesh)
         for how, echoed in {"plain": source, "echoed": source.echo()}.items():
             made = echoed.random_map(jitter, on="x").batch(4)
             told[f"{names}: {how}"] = [[b["id"].tolist(), b["x"].tolist()] for b in made]
@@ -425,10 +426,10 @@ def test_a_launcher_without_a_group_is_an_error_that_names_its_variables(
 ) -> None:
     size, rank = LAUNCHED[launcher]
     no_launcher.setenv("SLURM_NTASKS", "4")  # a job's shell, where one process runs
-    assert "world=1" in str(data().shard())
+    assert "world_size=1" in str(data().shard())
     no_launcher.setenv(size, "2")
     no_launcher.setenv(rank, "1")
-    says = rf"no process group, but {size}=2 .*rank=int\(os.environ\['{rank}'\]\) and world=2"
+    says = rf"no process group, but {size}=2 .*rank=int\(os.environ\['{rank}'\]\) and world_size=2"
     with pytest.raises(ValueError, match=says):
         data().shard()
     given: Any = {"rank": int(os.environ[rank]), "world": int(os.environ[size])}
@@ -436,7 +437,7 @@ def test_a_launcher_without_a_group_is_an_error_that_names_its_variables(
     with pytest.raises(ValueError, match="give the pipeline seed="):
         iter(data(None).shuffle().shard(**given))
     no_launcher.setenv(size, "1")
-    assert "world=1" in str(data().shard())
+    assert "world_size=1" in str(data().shard())
 
 
 def test_torchrun_says_more_than_the_launcher_that_started_it(
@@ -449,7 +450,7 @@ def test_torchrun_says_more_than_the_launcher_that_started_it(
     with pytest.raises(ValueError, match="but WORLD_SIZE=16 "):
         data().shard()
     no_launcher.setenv("WORLD_SIZE", "1")
-    assert "world=1" in str(data().shard())
+    assert "world_size=1" in str(data().shard())
 
 
 def test_who_reads_everything_under_a_launcher_is_warned() -> None:
@@ -466,11 +467,13 @@ def test_who_reads_everything_under_a_launcher_is_warned() -> None:
 
 
 def test_ranks_by_hand_need_a_seed_where_something_is_drawn() -> None:
-    begun = data(None).shuffle().shard(rank=1, world=2)
+    begun = data(None).shuffle().shard(rank=1, world_size=2)
     with pytest.raises(ValueError, match="parts would overlap: give the pipeline seed="):
         iter(begun)
-    assert sorted(int(x) for x in data(None).shuffle().shard(rank=0, world=1)) == list(range(8))
-    given = data(5).shuffle().shard(rank=1, world=2)
+    assert sorted(int(x) for x in data(None).shuffle().shard(rank=0, world_size=1)) == list(
+        range(8)
+    )
+    given = data(5).shuffle().shard(rank=1, world_size=2)
     batches = iter(given)
     next(batches)
     begun.load_state_dict(given.state_dict())  # a state has one
@@ -478,13 +481,15 @@ def test_ranks_by_hand_need_a_seed_where_something_is_drawn() -> None:
 
 
 DRAWING: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
-    "shuffle": lambda p: p.shuffle().shard(rank=0, world=2).batch(2),
-    "own order": lambda p: p.order(lambda e, r: r.permutation(8)).shard(rank=0, world=2).batch(2),
-    "random_map": lambda p: p.shard(rank=0, world=2).random_map(lambda x, rng: x).batch(2),
-    "echo": lambda p: p.shard(rank=0, world=2).echo(2, pool=4).batch(2),
-    "planned": lambda p: p.shard(rank=0, world=2).batch(tokens=9, size=np.arange(1, 9)),
+    "shuffle": lambda p: p.shuffle().shard(rank=0, world_size=2).batch(2),
+    "own order": lambda p: (
+        p.order(lambda e, r: r.permutation(8)).shard(rank=0, world_size=2).batch(2)
+    ),
+    "random_map": lambda p: p.shard(rank=0, world_size=2).random_map(lambda x, rng: x).batch(2),
+    "echo": lambda p: p.shard(rank=0, world_size=2).echo(2, pool=4).batch(2),
+    "planned": lambda p: p.shard(rank=0, world_size=2).batch(tokens=9, size=np.arange(1, 9)),
     "mixture": lambda p: (
-        stoker.mix({p.shuffle(): 1, data(None): 1}).shard(rank=0, world=2).batch(2)
+        stoker.mix({p.shuffle(): 1, data(None): 1}).shard(rank=0, world_size=2).batch(2)
     ),
 }
 
@@ -496,7 +501,9 @@ def test_whatever_draws_asks_ranks_for_a_seed(kind: str) -> None:
 
 
 def test_an_evaluation_over_ranks_needs_no_seed() -> None:
-    parts = [data(None).shard(rank=rank, world=2, pad=True).batch(2) for rank in range(2)]
+    parts = [
+        data(None).shard(rank=rank, world_size=2, remainder="pad").batch(2) for rank in range(2)
+    ]
     batches = [[batch.tolist() for batch in part] for part in parts]
     assert batches == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 

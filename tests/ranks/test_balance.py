@@ -1,4 +1,4 @@
-"""``.shard(balance=)``: the same global batches and draws, equally many rows, about equal work."""
+"""``.balance()``: the same global batches and draws, equally many rows, about equal work."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_global_batches_stay_and_ranks_have_equal_counts(
 ) -> None:
     lengths = lengths_of(max(examples, world), seed)
 
-    def ranks(**balance: Any) -> list[stoker.Pipeline]:
+    def ranks(sizes: np.ndarray | None = None) -> list[stoker.Pipeline]:
+        dealt = [begun(len(lengths)).shard(rank=rank, world_size=world) for rank in range(world)]
         return [
-            begun(len(lengths)).shard(rank=rank, world=world, **balance).random_map(drawing)
-            .batch(each)
-            for rank in range(world)
-        ]  # fmt: skip
+            (rank if sizes is None else rank.balance(sizes)).random_map(drawing).batch(each)
+            for rank in dealt
+        ]
 
-    of_ranks = [taken(rank, epoch)[0] for rank in ranks(balance=lengths)]
-    assert of_all(ranks(balance=lengths), epoch) == of_all(ranks(), epoch)
+    of_ranks = [taken(rank, epoch)[0] for rank in ranks(lengths)]
+    assert of_all(ranks(lengths), epoch) == of_all(ranks(), epoch)
     for step in zip(*of_ranks, strict=True):
         assert len({len(batch) for batch in step}) == 1
         for batch in step:
@@ -76,12 +76,11 @@ def slowest(ranks: list[stoker.Pipeline], lengths: np.ndarray) -> float:
 def test_ranks_wait_less_for_one_another_also_behind_an_echo(behind: Build, gain: float) -> None:
     lengths = lengths_of(2_000)
 
-    def ranks(**balance: Any) -> list[stoker.Pipeline]:
-        return [
-            behind(begun(len(lengths)).shard(rank=rank, world=4, **balance)) for rank in range(4)
-        ]
+    def ranks(sizes: np.ndarray | None = None) -> list[stoker.Pipeline]:
+        dealt = [begun(len(lengths)).shard(rank=rank, world_size=4) for rank in range(4)]
+        return [behind(rank if sizes is None else rank.balance(sizes)) for rank in dealt]
 
-    assert slowest(ranks(), lengths) > gain * slowest(ranks(balance=lengths), lengths)
+    assert slowest(ranks(), lengths) > gain * slowest(ranks(lengths), lengths)
 
 
 @pytest.mark.parametrize("workers", [{"n": 0}, {"n": 2}])
@@ -89,7 +88,9 @@ def test_workers_and_resumes_change_nothing(workers: dict[str, Any]) -> None:
     lengths = lengths_of(90)
 
     def build() -> stoker.Pipeline:
-        dealt = begun(90).shard(rank=1, world=3, balance=lengths, cost=lambda n: n + n * n / 4096)
+        dealt = (
+            begun(90).shard(rank=1, world_size=3).balance(lengths, cost=lambda n: n + n * n / 4096)
+        )
         return dealt.echo(1.5, pool=16).random_map(drawing).batch(4).workers(**workers)
 
     here = [ids.tolist() for ids, _ in build().workers(0)]
@@ -112,8 +113,10 @@ def test_other_orders_are_dealt_alike(kind: str) -> None:
         found, every = [], []
         for rank in range(2):
             begin = KINDS[kind](100)
-            dealt = behind(begin.shard(rank=rank, world=2, balance=lengths)).batch(8).steps(3)
-            plain = behind(begin.shard(rank=rank, world=2, balance=lengths * 0)).batch(8).steps(3)
+            dealt = behind(begin.shard(rank=rank, world_size=2).balance(lengths)).batch(8).steps(3)
+            plain = (
+                behind(begin.shard(rank=rank, world_size=2).balance(lengths * 0)).batch(8).steps(3)
+            )
             found += [int(x) for batch in dealt for x in batch]
             every += [int(x) for batch in plain for x in batch]
         assert len(set(found)) == len(found) == len(every)
@@ -136,12 +139,12 @@ def test_fields_have_the_sizes(tmp_path: Path) -> None:
         for field in fields:
             sizes = lengths if field in (1, "n") else lengths % 50
             by_field, by_array = (
-                source.shuffle().shard(rank=0, world=2, balance=balance).batch(4)
+                source.shuffle().shard(rank=0, world_size=2).balance(balance).batch(4)
                 for balance in (field, sizes)
             )
             assert by_field.chain.signature() == by_array.chain.signature()
     with pytest.raises(LookupError, match="no field 'm'"):
-        sources[1][0].shuffle().shard(rank=0, world=2, balance="m")
+        sources[1][0].shuffle().shard(rank=0, world_size=2).balance("m")
 
 
 def test_hugging_face_fields_have_the_sizes() -> None:
@@ -150,26 +153,28 @@ def test_hugging_face_fields_have_the_sizes() -> None:
     data = datasets.Dataset.from_dict({"tokens": [[1] * n for n in range(40)]})
     train = stoker.from_huggingface(data.select(range(5, 40)), seed=1).shuffle()
     by_field, by_array = (
-        train.shard(rank=0, world=2, balance=balance) for balance in ("tokens", np.arange(5, 40))
+        train.shard(rank=0, world_size=2).balance(balance)
+        for balance in ("tokens", np.arange(5, 40))
     )
     assert by_field.chain.signature() == by_array.chain.signature()
 
 
 def test_what_is_dealt_by_is_part_of_a_state() -> None:
     lengths = lengths_of(60)
-    train = begun(60).shard(rank=0, world=2, balance=lengths).batch(4)
+    train = begun(60).shard(rank=0, world_size=2).balance(lengths).batch(4)
     next(iter(train))
     state = train.state_dict()
-    for other in (lengths[::-1], None):
+    dealt = begun(60).shard(rank=0, world_size=2)
+    for other in (dealt.balance(lengths[::-1]), dealt):
         with pytest.raises(stoker.StateError, match="another pipeline"):
-            begun(60).shard(rank=0, world=2, balance=other).batch(4).load_state_dict(state)
+            other.batch(4).load_state_dict(state)
 
 
 def test_print_says_what_balance_gains() -> None:
     def shown(each: int, world: int = 4) -> str:
-        return str(begun(60).shard(rank=0, world=world, balance=lengths_of(60)).batch(each))
+        return str(begun(60).shard(rank=0, world_size=world).balance(lengths_of(60)).batch(each))
 
-    assert "dealt inside each 32 examples so that ranks have equal work" in shown(8)
+    assert "inside each 32 examples, so that ranks have equal work" in shown(8)
     assert "leave little to choose" in shown(2)
     assert "nothing to balance" in shown(1)
     assert "nothing to balance" in shown(8, 1)
@@ -178,31 +183,34 @@ def test_print_says_what_balance_gains() -> None:
 def test_what_cannot_be_balanced_is_refused() -> None:
     n = np.arange(60)
 
-    def dealt(train: stoker.Pipeline | None = None, **given: Any) -> stoker.Pipeline:
-        return (begun(60) if train is None else train).shard(
-            rank=0, world=2, **({"balance": n} | given)
-        )
+    def dealt(
+        train: stoker.Pipeline | None = None, sizes: Any = n, cost: Any = None, **shard: Any
+    ) -> stoker.Pipeline:
+        train = begun(60) if train is None else train
+        return train.shard(rank=0, world_size=2, **shard).balance(sizes, cost=cost)
 
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"balance": n[:50]}, ValueError, "each of the 60 examples .* but got 50"),
-        ({"balance": n - 1}, ValueError, "that of example 0 is -1"),
-        ({"balance": np.full(60, np.nan)}, ValueError, "example 0 is nan"),
-        ({"balance": n.reshape(6, 10)}, TypeError, "a number for each example"),
-        ({"balance": "length"}, LookupError, "no field 'length'"),
+        ({"sizes": n[:50]}, ValueError, "each of the 60 examples .* but got 50"),
+        ({"sizes": n - 1}, ValueError, "that of example 0 is -1"),
+        ({"sizes": np.full(60, np.nan)}, ValueError, "example 0 is nan"),
+        ({"sizes": n.reshape(6, 10)}, TypeError, "a number for each example"),
+        ({"sizes": "length"}, LookupError, "no field 'length'"),
         ({"cost": 3}, TypeError, "cost= as a function"),
         ({"cost": sum}, ValueError, "returns as many numbers"),
-        ({"balance": None, "cost": abs}, ValueError, "add balance="),
-        ({"uneven": True}, ValueError, "leave uneven=True out"),
-        ({"pad": True}, ValueError, "leave pad=True out"),
+        ({"remainder": "uneven"}, ValueError, "leave remainder='uneven' out"),
     ]
     for given_wrong, kind, said in refused:
         with pytest.raises(kind, match=said):
             dealt(**given_wrong)
     with pytest.raises(ValueError, match=r"put \.shuffle"):
         dealt(stoker.from_arrays(n))
+    with pytest.raises(ValueError, match=r"put \.shard"):
+        begun(60).balance(n)
+    with pytest.raises(ValueError, match=r"cannot follow balance"):
+        dealt().balance(n)
     with pytest.raises(ValueError, match="a stream has none"):
         dealt(stoker.from_iterable(n))
     with pytest.raises(ValueError, match="dealt by part"):
         dealt(stoker.mix({begun(30): 1, begun(30): 1}))
     with pytest.raises(TypeError, match=r"does not read one field"):
-        dealt(stoker.from_dataset([{"n": 1}] * 60).shuffle(), balance="n")
+        dealt(stoker.from_dataset([{"n": 1}] * 60).shuffle(), "n")

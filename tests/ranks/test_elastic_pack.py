@@ -53,7 +53,8 @@ BEGUN: dict[str, Callable[[int], stoker.Pipeline]] = {
 
 def documents(kind: str, length: int, rank: int = 0, world: int = 1) -> stoker.Pipeline:
     sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
-    train = BEGUN[kind](length).shard(rank=rank, world=world, balance=sizes)
+    train = BEGUN[kind](length).shard(rank=rank, world_size=world)
+    train = train if sizes is None else train.balance(sizes)
     train = train.filter(wanted) if kind.startswith("filtered") else train
     return train.random_map(document)
 
@@ -184,7 +185,7 @@ def test_a_leg_is_resumed_bit_for_bit(data: st.DataObject, kind: str, workers: i
 
 def test_what_stands_behind_may_leave_sequences_out() -> None:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        train = rows(150).shuffle().shard(rank=rank, world=world).random_map(document)
+        train = rows(150).shuffle().shard(rank=rank, world_size=world).random_map(document)
         train = train.pack(LENGTH).filter(with_even_start).random_map(shifted).batch(each)
         return (train.steps(10_000) if world > 1 else train).workers(0)
 

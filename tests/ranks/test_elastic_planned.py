@@ -157,7 +157,7 @@ def test_mixtures_go_on_with_what_no_step_had(
         train = mixture(length, "first")
         sizes = np.arange(length + 96) % 7 + 1
         return (
-            train.shard(rank=rank, world=world)
+            train.shard(rank=rank, world_size=world)
             .random_map(drawing)
             .batch(tokens=30, size=sizes)
             .workers(0)
@@ -208,7 +208,7 @@ def test_orders_by_a_function_go_on_and_resume_on_ranks() -> None:
     def build(rank: int, world: int) -> stoker.Pipeline:
         train = stoker.from_arrays(np.arange(200), seed=1)
         train = train.order(lambda epoch, rng: np.roll(np.arange(200), first))
-        train = train.shard(rank=rank, world=world).random_map(drawing)
+        train = train.shard(rank=rank, world_size=world).random_map(drawing)
         return train.batch(tokens=40, size=LENGTHS)
 
     train = build(0, 4)

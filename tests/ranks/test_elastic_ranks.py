@@ -81,7 +81,7 @@ def check_packed(folder: Path, tokens: Set[int], draws: list[float]) -> None:
     assert len({*draws}) * LENGTH == len(draws)
     every = {token for x in source().random_map(document) for token in x.tolist()}
     assert tokens <= every
-    alone = source().shard(rank=0, world=1)
+    alone = source().shard(rank=0, world_size=1)
     train = KINDS["pack"](alone, 1)  # what is left, as a single rank has it
     train.load_state_dict(json.loads((folder / "checkpoint.json").read_text()))
     rest = [token for batch, _ in train for token in batch.ravel().tolist()]

@@ -35,7 +35,7 @@ def drawing(x: Any, rng: Any) -> Any:
 def build(
     source: CountingStream, rank: int, world: int, each: int, workers: int = 0, skip: int = 0
 ) -> stoker.Pipeline:
-    chain = stoker.from_iterable(source, seed=7).skip(skip).shard(rank=rank, world=world)
+    chain = stoker.from_iterable(source, seed=7).skip(skip).shard(rank=rank, world_size=world)
     return chain.random_map(drawing).batch(each).workers(workers)
 
 
@@ -119,7 +119,7 @@ def test_each_rank_resumes_at_every_batch(
 ) -> None:
     def make() -> stoker.Pipeline:
         chain = stoker.from_iterable(kind(length), seed=7).skip(skip).take(50)
-        chain = chain.shard(rank=rank % world, world=world)
+        chain = chain.shard(rank=rank % world, world_size=world)
         if window is not None:  # of the rank's own examples
             chain = chain.skip(window[0]).take(window[1])
         return chain.random_map(drawing).batch(each).workers(0)
@@ -203,7 +203,7 @@ def test_an_error_on_a_leg_names_the_example_of_the_stream() -> None:
         return x
 
     def failing(rank: int, world: int) -> stoker.Pipeline:
-        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world=world)
+        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world_size=world)
         return chain.map(fail).batch(2)
 
     state = leave(failing(0, 4), 3)
@@ -217,17 +217,17 @@ def test_the_log_says_where_a_stream_goes_on(caplog: pytest.LogCaptureFixture) -
     state = leave(build(Numbers(100), 0, 4, 5), 2)
     build(Numbers(100), 0, 3, 5).load_state_dict(state)
     assert caplog.messages == ["goes on in epoch 0 at example 40 with 3 ranks instead of 4"]
-    with pytest.raises(stoker.StateError, match=r"shard\(world=4\)"):
+    with pytest.raises(stoker.StateError, match=r"shard\(world_size=4\)"):
         build(Numbers(100), 0, 3, 5).load_state_dict(state, elastic=False)
 
 
 def test_what_cannot_go_on_with_other_ranks_says_why() -> None:
     def following(rank: int, world: int) -> stoker.Pipeline:
-        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world=world)
+        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world_size=world)
         return chain.echo("auto").batch(2).steps(9)
 
     def cut(rank: int, world: int) -> stoker.Pipeline:
-        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world=world)
+        chain = stoker.from_iterable(Numbers(100), seed=0).shard(rank=rank, world_size=world)
         return chain.take(20).batch(2)
 
     for make, why in ((following, r"\.echo.* has read a stream"), (cut, r"put them before it")):

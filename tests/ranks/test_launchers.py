@@ -59,12 +59,12 @@ def test_shard_finds_the_rank(framework: str, monkeypatch: pytest.MonkeyPatch) -
     for rank in range(3):
         monkeypatch.setitem(sys.modules, framework, make(rank))
         pipeline = numbers().shard()
-        assert f"rank={rank}, world=3" in str(pipeline)
-        assert drawn(pipeline) == drawn(numbers().shard(rank=rank, world=3))
+        assert f"rank={rank}, world_size=3" in str(pipeline)
+        assert drawn(pipeline) == drawn(numbers().shard(rank=rank, world_size=3))
         parts += drawn(pipeline)
     assert sorted(parts) == list(range(30))
     monkeypatch.setitem(sys.modules, framework, make(None))
-    assert "world=1" in str(numbers().shard())
+    assert "world_size=1" in str(numbers().shard())
 
 
 def test_who_iterates_unsharded_in_ray_train_is_told_what_to_add(
@@ -73,7 +73,7 @@ def test_who_iterates_unsharded_in_ray_train_is_told_what_to_add(
     monkeypatch.setitem(sys.modules, "ray.train", RayTrain(1))
     with pytest.raises(ValueError, match=r"under Ray Train each of 3 ranks iterates.*\.shard\("):
         drawn(numbers())
-    assert len(drawn(numbers().shard(rank=0, world=1))) == 30
+    assert len(drawn(numbers().shard(rank=0, world_size=1))) == 30
 
     class Loader:
         sampler = None

@@ -1,4 +1,4 @@
-"""``.shard(pad=True)``: each example once over all ranks, and equal rows on each."""
+"""``.shard(remainder="pad")``: each example once over all ranks, and equal rows on each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from scripts import REAL_WORLDS, told_by
 from strategies import few, one_in, through_json
 
 WORLDS = st.integers(1, 8)
-PADS: Any = st.sampled_from([True, "full"])
+PADS: Any = st.sampled_from(["pad", "pad_full"])
 
 
 def padded(
-    length: int, world: int, batch: int, pad: Any = True, **more: Any
+    length: int, world: int, batch: int, pad: str = "pad", **more: Any
 ) -> list[stoker.Pipeline[Any]]:
     """Return the pipelines of all ranks, over the numbers themselves."""
     return [
         stoker.from_arrays(np.arange(length), seed=0)
-        .shard(rank=rank, world=world, pad=pad, **more)
+        .shard(rank=rank, world_size=world, **more, remainder=pad)
         .batch(batch)
         for rank in range(world)
     ]
@@ -50,8 +50,8 @@ def steps(ranks: list[stoker.Pipeline[Any]]) -> list[tuple[list[Any], list[Any]]
 
 
 @given(st.integers(0, 70), WORLDS, st.integers(1, 9), PADS)
-@example(3, 8, 4, True)
-@example(16, 2, 4, "full")
+@example(3, 8, 4, "pad")
+@example(16, 2, 4, "pad_full")
 def test_what_ranks_gather_is_the_data_in_order_and_then_padding(
     length: int, world: int, batch: int, pad: Any
 ) -> None:
@@ -63,7 +63,7 @@ def test_what_ranks_gather_is_the_data_in_order_and_then_padding(
         rows = {len(each) for each in batches} | {len(each) for each in valid}
         assert len(rows) == 1
         is_last = number == len(taken) - 1
-        assert rows == {batch} or (is_last and pad is True)
+        assert rows == {batch} or (is_last and pad == "pad")
         together, real = np.concatenate(batches), np.concatenate(valid)
         assert (np.diff(real.astype(int)) <= 0).all(), "padding is at the end"
         assert real.all() or is_last
@@ -71,7 +71,7 @@ def test_what_ranks_gather_is_the_data_in_order_and_then_padding(
         gathered += together[real].tolist()
     assert gathered == list(range(length))
     assert sum(len(each[0][0]) for each in taken) * world - length < world * (
-        batch if pad == "full" else 1
+        batch if pad == "pad_full" else 1
     )
 
 
@@ -80,7 +80,7 @@ def test_of_a_part_of_the_data_the_last_of_the_part_is_repeated(
     length: int, skipped: int, world: int, taken: int
 ) -> None:
     data = stoker.from_arrays(np.arange(length), seed=0).skip(skipped).take(taken)
-    ranks = [data.shard(rank=rank, world=world, pad=True) for rank in range(world)]
+    ranks = [data.shard(rank=rank, world_size=world, remainder="pad") for rank in range(world)]
     part = list(range(length))[skipped : skipped + taken]
     found = [int(x) for batches, _ in steps(ranks) for x in batches]
     assert found[: len(part)] == part
@@ -98,7 +98,9 @@ def test_a_trillion_examples_take_no_memory() -> None:
             return index
 
     ranks = [
-        stoker.from_dataset(Numbers(), seed=0).shard(rank=rank, world=7, pad=True).batch(4)
+        stoker.from_dataset(Numbers(), seed=0)
+        .shard(rank=rank, world_size=7, remainder="pad")
+        .batch(4)
         for rank in (0, 6)
     ]
     for rank in ranks:
@@ -140,7 +142,7 @@ WORKERS: list[dict[str, Any]] = [{"n": 0}, {"n": 3}, {"n": 2, "kind": "process"}
 
 
 @pytest.mark.parametrize("workers", one_in(2, WORKERS))
-@pytest.mark.parametrize("pad", one_in(2, [True, "full"]))
+@pytest.mark.parametrize("pad", one_in(2, ["pad", "pad_full"]))
 def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
     workers: dict[str, Any], pad: Any
 ) -> None:
@@ -148,7 +150,7 @@ def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
 
     def build(rank: int, **how: Any) -> stoker.Pipeline[Any]:
         chain = stoker.from_dataset(Rows(19), seed=3).shard(
-            rank=rank, world=3, pad=pad, mask="valid"
+            rank=rank, world_size=3, mask="valid", remainder=pad
         )
         chain = chain.cache("1MiB", version="1").random_map(shaken, on="x").batch(4)
         return chain.map(halved).to("cpu").workers(**how)
@@ -169,7 +171,9 @@ def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
 
 def test_copies_of_the_last_example_are_drawn_anew() -> None:
     def build(rank: int) -> stoker.Pipeline[Any]:
-        chain = stoker.from_dataset(Rows(5), seed=3).shard(rank=rank, world=4, pad="full")
+        chain = stoker.from_dataset(Rows(5), seed=3).shard(
+            rank=rank, world_size=4, remainder="pad_full"
+        )
         return chain.random_map(shaken, on="x").batch(2)
 
     drawn = [tuple(x) for rank in range(4) for batch in build(rank) for x in batch["x"].tolist()]
@@ -208,17 +212,21 @@ def shown(step: Any) -> Any:
 def test_states_fit_only_the_same_padding() -> None:
     state = padded(20, 3, 3)[0].state_dict()
     with pytest.raises(stoker.StateError, match="pad=equal"):
-        padded(20, 3, 3, "full")[0].load_state_dict(state)
+        padded(20, 3, 3, "pad_full")[0].load_state_dict(state)
 
 
 def test_print_and_the_outputs_without_batches_tell() -> None:
     ranks = [
-        stoker.from_arrays(np.arange(5), seed=0).shard(rank=r, world=2, pad=True) for r in (0, 1)
+        stoker.from_arrays(np.arange(5), seed=0).shard(rank=r, world_size=2, remainder="pad")
+        for r in (0, 1)
     ]
     found = steps(ranks)
     assert [[int(x) for x in batches] for batches, _ in found] == [[0, 1], [2, 3], [4, 4]]
     assert [valid[1].tolist() for _, valid in found] == [[True], [True], [False]]
-    assert "shard(rank=0, world=2, pad=True)  all examples; padded with the last" in str(ranks[0])
+    assert (
+        "shard(rank=0, world_size=2, remainder='pad')  all examples; padded with the last"
+        in str(ranks[0])
+    )
     assert ranks[0].last.number.tolist() == [1]
 
 
@@ -250,7 +258,9 @@ def counted(batch: Any) -> Any:
 
 def masked(change: Any, name: str = "valid", **batch: Any) -> Any:
     """Return the last batch of the last of two ranks."""
-    chain = stoker.from_arrays(np.arange(5), seed=0).shard(rank=1, world=2, pad=True, mask=name)
+    chain = stoker.from_arrays(np.arange(5), seed=0).shard(
+        rank=1, world_size=2, mask=name, remainder="pad"
+    )
     *_, last = change(chain).batch(2, **batch)
     return last
 
@@ -283,7 +293,7 @@ def test_a_field_that_is_there_already_is_not_written_over(change: Any) -> None:
     name = "valid" if isinstance(change(1), dict) else "label"
     for tail in (lambda p: p, lambda p: p.to("cpu")):
         chain = stoker.from_arrays(np.arange(5), seed=0)
-        chain = chain.shard(rank=1, world=2, pad=True, mask=name).map(change).batch(2)
+        chain = chain.shard(rank=1, world_size=2, mask=name, remainder="pad").map(change).batch(2)
         with pytest.raises(stoker.StageError, match="give another name"):
             list(tail(chain))
 
@@ -292,50 +302,63 @@ def test_a_field_that_is_there_already_is_not_written_over(change: Any) -> None:
 
 
 def data(**more: Any) -> stoker.Pipeline[Any]:
-    return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world=2, **more)
+    return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=2, **more)
 
 
 BEFORE: dict[str, tuple[Any, str]] = {
     "a shuffle": (
-        lambda p: p.shuffle().shard(rank=0, world=2, pad=True), r"leave \.shuffle\(\) out"
+        lambda p: p.shuffle().shard(rank=0, world_size=2, remainder="pad"),
+        r"leave \.shuffle\(\) out"
     ),
-    "uneven": (lambda p: p.shard(rank=0, world=2, pad=True, uneven=True), "leave uneven=True out"),
     "a mixture": (
-        lambda p: stoker.mix({p: 1}).shard(rank=0, world=2, pad=True), "evaluate its parts"
+        lambda p: stoker.mix({p: 1}).shard(rank=0, world_size=2, remainder="pad"),
+        "evaluate its parts"
     ),
     "a stream": (
-        lambda p: stoker.from_iterable(range(9)).shard(rank=0, world=2, pad=True),
-        r"a stream has none: \.shard\(uneven=True\)",
+        lambda p: stoker.from_iterable(range(9)).shard(rank=0, world_size=2, remainder="pad"),
+        r"a stream has none: \.shard\(remainder='uneven'\)",
     ),
     "a loader": (
-        lambda p: stoker.from_loader([1]).shard(rank=0, world=2, pad=True), "DistributedSampler"
+        lambda p: stoker.from_loader([1]).shard(rank=0, world_size=2, remainder="pad"),
+        "DistributedSampler"
     ),
-    "another word": (lambda p: p.shard(rank=0, world=2, pad="fill"), "pad=True, pad='full'"),
-    "a mask alone": (lambda p: p.shard(rank=0, world=2, mask="valid"), "add pad=True"),
+    "another word": (
+        lambda p: p.shard(rank=0, world_size=2, remainder="fill"), "one of .*'pad_full'"
+    ),
+    "a mask alone": (lambda p: p.shard(rank=0, world_size=2, mask="valid"), "add remainder='pad'"),
 }  # fmt: skip
 
 BEHIND: dict[str, tuple[Any, str]] = {
-    "shuffle": (lambda: data(pad=True).shuffle().batch(2), "leave it out of evaluation"),
-    "take": (lambda: data(pad=True).take(3).batch(2), r"put \.take\(3\) before \.shard\(\)"),
-    "skip": (lambda: data(pad=True).skip(3).batch(2), r"put \.skip\(3\) before \.shard\(\)"),
-    "filter": (lambda: data(pad=True).filter(bool).batch(2), r"filter\(bool\) after it does not"),
-    "own budget": (lambda: data(pad=True).map(abs, on_error=2).batch(2), "after it does not"),
-    "echo": (lambda: data(pad=True).echo(2).batch(2), r"echo\(2\).* after it does not"),
-    "auto": (lambda: data(pad=True).echo().batch(2), "after it does not"),
-    "batch echo": (lambda: data(pad=True).batch(2).echo(2), "after it does not"),
-    "pack": (lambda: data(pad=True).pack(8).batch(2), "after it does not"),
-    "steps": (lambda: data(pad=True).batch(2).steps(3), r"remove \.steps\(3\)"),
-    "repeat": (lambda: data(pad=True).batch(2).repeat().steps(3), r"remove \.repeat\(\)"),
-    "drop_last": (lambda: data(pad=True).batch(3, drop_last=True), "use pad='full'"),
+    "shuffle": (lambda: data(remainder="pad").shuffle().batch(2), "leave it out of evaluation"),
+    "take": (lambda: data(remainder="pad").take(3).batch(2), r"put \.take\(3\) before \.shard\(\)"),
+    "skip": (lambda: data(remainder="pad").skip(3).batch(2), r"put \.skip\(3\) before \.shard\(\)"),
+    "filter": (
+        lambda: data(remainder="pad").filter(bool).batch(2),
+        r"filter\(bool\) after it does not",
+    ),
+    "own budget": (
+        lambda: data(remainder="pad").map(abs, on_error=2).batch(2),
+        "after it does not",
+    ),
+    "echo": (lambda: data(remainder="pad").echo(2).batch(2), r"echo\(2\).* after it does not"),
+    "auto": (lambda: data(remainder="pad").echo().batch(2), "after it does not"),
+    "batch echo": (lambda: data(remainder="pad").batch(2).echo(2), "after it does not"),
+    "pack": (lambda: data(remainder="pad").pack(8).batch(2), "after it does not"),
+    "steps": (lambda: data(remainder="pad").batch(2).steps(3), r"remove \.steps\(3\)"),
+    "repeat": (lambda: data(remainder="pad").batch(2).repeat().steps(3), r"remove \.repeat\(\)"),
+    "drop_last": (
+        lambda: data(remainder="pad").batch(3, drop_last=True),
+        "use remainder='pad_full'",
+    ),
     "budget": (
         lambda: (
             stoker.from_dataset(Rows(9), seed=0, on_error=3)
-            .shard(rank=0, world=2, pad=True)
+            .shard(rank=0, world_size=2, remainder="pad")
             .batch(2)
         ),
         r"on_error=3 may leave some out",
     ),
-    "a mask without batches": (lambda: data(pad=True, mask="valid"), r"last\.valid"),
+    "a mask without batches": (lambda: data(remainder="pad", mask="valid"), r"last\.valid"),
 }
 
 
@@ -359,8 +382,8 @@ def test_a_mask_is_a_name_and_full_batches_may_drop_the_last() -> None:
     wrong: Any
     for wrong in (True, 3, ""):
         with pytest.raises(TypeError, match="a field's name"):
-            data(pad=True, mask=wrong)
-    assert [len(b) for b in data(pad="full").batch(3, drop_last=True)] == [3, 3, 3, 3]
+            data(remainder="pad", mask=wrong)
+    assert [len(b) for b in data(remainder="pad_full").batch(3, drop_last=True)] == [3, 3, 3, 3]
 
 
 # -- real ranks
@@ -369,8 +392,8 @@ GATHERED = """
     import itertools
     SIZES = [(11, 4), (11, 2), (1, 4), (16, 4), (17, 4), (3, 4), (9, 4)]
     told = {"gathered": [], "metric": []}
-    for (n, batch), pad in itertools.product(SIZES, (True, "full")):
-        held_out = stoker.from_arrays(np.arange(n), seed=0).shard(pad=pad, mask="valid")
+    for (n, batch), pad in itertools.product(SIZES, ("pad", "pad_full")):
+        held_out = stoker.from_arrays(np.arange(n), seed=0).shard(mask="valid", remainder=pad)
         held_out = held_out.batch(batch).workers(2).to("cpu")
         everything, total = [], torch.zeros(2)
         for ids, valid in held_out:

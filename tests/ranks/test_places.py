@@ -66,7 +66,7 @@ KINDS: dict[str, Any] = {
 
 
 def of_rank(kind: str, length: int, rank: int, world: int) -> stoker.Pipeline:
-    return KINDS[kind](length).shard(rank=rank, world=world)
+    return KINDS[kind](length).shard(rank=rank, world_size=world)
 
 
 def taken(train: stoker.Pipeline, epoch: int) -> tuple[list[list[int]], Drawn]:
@@ -128,7 +128,11 @@ def test_uses_of_an_echo_draw_the_same_for_any_ranks(kind: str) -> None:
 def test_blocks_are_a_rank_s_own_and_draw_the_same(length: int, epoch: int, world: int) -> None:
     def build(rank: int, world: int) -> stoker.Pipeline:
         train = stoker.from_arrays(np.arange(length), seed=3).shuffle(block=4)
-        return train.shard(rank=rank, world=world, uneven=True).random_map(drawing).batch(8)
+        return (
+            train.shard(rank=rank, world_size=world, remainder="uneven")
+            .random_map(drawing)
+            .batch(8)
+        )
 
     whole = taken(build(0, 1), epoch)[1]
     together = [one for rank in range(world) for one in taken(build(rank, world), epoch)[1]]
@@ -137,8 +141,8 @@ def test_blocks_are_a_rank_s_own_and_draw_the_same(length: int, epoch: int, worl
 
 def test_ranks_of_fixed_parts_and_of_batches_draw_apart() -> None:
     def build(rank: int) -> list[stoker.Pipeline]:
-        fixed = stoker.from_arrays(np.arange(101), seed=3).shard(rank=rank, world=3).shuffle()
-        batches = stoker.from_arrays(np.arange(96), seed=3).shuffle().shard(rank=rank, world=3)
+        fixed = stoker.from_arrays(np.arange(101), seed=3).shard(rank=rank, world_size=3).shuffle()
+        batches = stoker.from_arrays(np.arange(96), seed=3).shuffle().shard(rank=rank, world_size=3)
         return [fixed.random_map(drawing), batches.batch(4).random_map(drawing)]
 
     for each in zip(*(build(rank) for rank in range(3)), strict=True):
@@ -161,7 +165,7 @@ def test_old_datasets_in_processes_draw_the_same_for_any_ranks() -> None:
     for world, each in [(1, 8), (2, 4)]:
         for rank in range(world):
             train = stoker.from_dataset(OldDataset(), seed=3).shuffle()
-            train = train.shard(rank=rank, world=world).batch(each)
+            train = train.shard(rank=rank, world_size=world).batch(each)
             _, drawn = taken(train.workers(1, kind="process"), 0)
             assert all(found.setdefault(use, draw) == draw for use, draw in drawn)
     assert len(found) == 96

@@ -31,7 +31,7 @@ class Case:
 
     def begun(self, rank: int = 0, world: int = 1) -> stoker.Pipeline:
         train = stoker.from_arrays(np.arange(len(self.lengths)), seed=4).shuffle()
-        return train.shard(rank=rank, world=world)
+        return train.shard(rank=rank, world_size=world)
 
     def batched(self, train: stoker.Pipeline, **more: Any) -> stoker.Pipeline:
         given = dict(self.sizing)
@@ -181,7 +181,7 @@ def test_mixtures_are_planned_over_all_parts() -> None:
     def build(rank: int = 0, world: int = 1) -> stoker.Pipeline:
         a = stoker.from_arrays(np.arange(80)).shuffle()
         b = stoker.from_arrays(np.arange(80, 120)).shuffle()
-        mixed = stoker.mix({a: 2, b: 1}, seed=3).shard(rank=rank, world=world)
+        mixed = stoker.mix({a: 2, b: 1}, seed=3).shard(rank=rank, world_size=world)
         return mixed.batch(tokens=400, size=LENGTHS)
 
     for epoch in range(2):
@@ -265,7 +265,7 @@ def test_batches_behind_draw_by_their_numbers_and_rank() -> None:
 def test_measure_asks_all_examples_in_order() -> None:
     source = stoker.from_arrays(np.arange(50), seed=1)
     base = source.map(stoker.thread_safe(lambda x: x * 2))
-    sharded = source.shuffle().shard(rank=1, world=2).map(lambda x: x * 2)
+    sharded = source.shuffle().shard(rank=1, world_size=2).map(lambda x: x * 2)
     for train in (base, sharded, base.shuffle(), base.take(3)):
         assert train.measure(int).tolist() == [2 * n for n in range(50)]
     assert base.measure(lambda x: x / 2).dtype == np.float64
@@ -300,13 +300,22 @@ def test_what_cannot_be_planned_is_refused() -> None:
         (stoker.from_iterable(range(120)), "a stream has none"),
         (stoker.from_loader([1, 2]), "a loader yields batches"),
         (begun.batch(3), "batch once"),
-        (stoker.from_arrays(np.arange(120)).shard(rank=0, world=2).shuffle(), r"before \.shard"),
-        (begun.take(10), r"before \.shard"),
-        (stoker.from_arrays(np.arange(120)).shard(rank=0, world=2, pad=True), "leave pad=True"),
-        (stoker.from_arrays(np.arange(120)).shard(rank=0, world=2, uneven=True), "leave uneven"),
         (
-            stoker.from_arrays(np.arange(120)).shuffle().shard(rank=0, world=2, balance=size),
-            "leave balance=",
+            stoker.from_arrays(np.arange(120)).shard(rank=0, world_size=2).shuffle(),
+            r"before \.shard",
+        ),
+        (begun.take(10), r"before \.shard"),
+        (
+            stoker.from_arrays(np.arange(120)).shard(rank=0, world_size=2, remainder="pad"),
+            "leave remainder='pad'",
+        ),
+        (
+            stoker.from_arrays(np.arange(120)).shard(rank=0, world_size=2, remainder="uneven"),
+            "leave remainder='uneven'",
+        ),
+        (
+            stoker.from_arrays(np.arange(120)).shuffle().shard(rank=0, world_size=2).balance(size),
+            r"leave .balance",
         ),
     ]
     for train, said in before:

@@ -21,7 +21,7 @@ EPOCHS = """
     told["epochs"] = [[ids.tolist() for ids in planned] for _ in range(2)]
     told["length"], told["progress"] = len(planned), planned.progress
     told["auto"] = len([ids for ids in data.shard().batch(tokens=400, size=lengths).echo()])
-    told["balanced"] = [ids.tolist() for ids in data.shard(balance=lengths).batch(8)]
+    told["balanced"] = [ids.tolist() for ids in data.shard().balance(lengths).batch(8)]
     others = stoker.from_arrays(np.arange(301), seed=1).shuffle().shard()
     try:
         iter(others.batch(tokens=400, size=lengths + RANK))

@@ -118,9 +118,9 @@ SKIPPED = """
     told["refused"] = []
     for chain in (
         good.shard().filter(bool).echo().batch(8),
-        good.shard(uneven=True).echo().batch(8),
+        good.shard(remainder="uneven").echo().batch(8),
         stoker.from_iterable(stream, seed=3).shard().echo().batch(8),
-        stoker.from_dataset(Slow(400 + RANK), seed=3).shard(rank=0, world=1).echo().batch(8),
+        stoker.from_dataset(Slow(400 + RANK), seed=3).shard(rank=0, world_size=1).echo().batch(8),
     ):
         try:
             next(iter(chain))

@@ -239,9 +239,11 @@ def test_equal_parts_are_not_filtered_and_that_is_told_before_the_first_batch(
         budget = 3 if how == "budget" else "raise"
         chain = stoker.from_dataset(Examples(20), seed=0, on_error=budget)
         chain = chain.shuffle() if anew else chain
-        return SIFTING[how](chain.shard(rank=0, world=world, uneven=uneven)).batch(4)
+        return SIFTING[how](
+            chain.shard(rank=0, world_size=world, remainder="uneven" if uneven else "drop")
+        ).batch(4)
 
-    with pytest.raises(ValueError, match=r"equally many steps.*uneven=True") as caught:
+    with pytest.raises(ValueError, match=r"equally many steps.*remainder='uneven'") as caught:
         iter(build(2, uneven=False))
     assert "\n" not in str(caught.value)
     assert stream(build(2, uneven=True))
@@ -251,8 +253,8 @@ def test_equal_parts_are_not_filtered_and_that_is_told_before_the_first_batch(
 def test_a_stream_s_equal_parts_are_not_filtered_either() -> None:
     chain = stoker.from_iterable(range(20), seed=0)
     with pytest.raises(ValueError, match="equally many steps"):
-        iter(chain.shard(rank=0, world=2).filter(bool).batch(2))
-    assert list(chain.shard(rank=0, world=2, uneven=True).filter(bool).batch(2))
+        iter(chain.shard(rank=0, world_size=2).filter(bool).batch(2))
+    assert list(chain.shard(rank=0, world_size=2, remainder="uneven").filter(bool).batch(2))
 
 
 # -- wrong arguments
@@ -268,30 +270,32 @@ def shard(**arguments: Any) -> Any:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "rank alone": (shard(rank=0), ValueError, "together"),
-    "world alone": (shard(world=2), ValueError, "together"),
-    "rank of world": (shard(rank=2, world=2), ValueError, "rank=2, world=2"),
-    "rank below 0": (shard(rank=-1, world=2), ValueError, "rank=-1"),
-    "world of 0": (shard(rank=0, world=0), ValueError, "world=0"),
-    "rank true": (shard(rank=True, world=2), TypeError, "rank=.*True"),
-    "rank text": (shard(rank="0", world=2), TypeError, "rank=.*'0'"),
-    "world of a float": (shard(rank=0, world=2.0), TypeError, "world=.*2.0"),
+    "world alone": (shard(world_size=2), ValueError, "together"),
+    "rank of world": (shard(rank=2, world_size=2), ValueError, "rank=2, world_size=2"),
+    "rank below 0": (shard(rank=-1, world_size=2), ValueError, "rank=-1"),
+    "world of 0": (shard(rank=0, world_size=0), ValueError, "world_size=0"),
+    "rank true": (shard(rank=True, world_size=2), TypeError, "rank=.*True"),
+    "rank text": (shard(rank="0", world_size=2), TypeError, "rank=.*'0'"),
+    "world of a float": (shard(rank=0, world_size=2.0), TypeError, "world_size=.*2.0"),
     "behind a map": (
-        lambda: data().map(lambda x: x).shard(rank=0, world=2), ValueError, r"source, \.shuffle"
+        lambda: data().map(lambda x: x).shard(rank=0, world_size=2),
+        ValueError, r"source, \.shuffle"
     ),
     "behind a filter": (
-        lambda: data().filter(bool).shard(rank=0, world=2), ValueError, r"cannot follow filter"
+        lambda: data().filter(bool).shard(rank=0, world_size=2), ValueError, r"cannot follow filter"
     ),
     "behind an echo": (
-        lambda: data().echo(2).shard(rank=0, world=2), ValueError, r"cannot follow echo"
+        lambda: data().echo(2).shard(rank=0, world_size=2), ValueError, r"cannot follow echo"
     ),
     "behind a batch": (
-        lambda: data().batch(2).shard(rank=0, world=2), ValueError, r"cannot follow batch"
+        lambda: data().batch(2).shard(rank=0, world_size=2), ValueError, r"cannot follow batch"
     ),
     "twice": (
-        lambda: data().shard(rank=0, world=2).shard(rank=0, world=2), ValueError, "cannot follow"
+        lambda: data().shard(rank=0, world_size=2).shard(rank=0, world_size=2),
+        ValueError, "cannot follow"
     ),
     "a loader": (
-        lambda: stoker.from_loader([np.zeros(2)]).shard(rank=0, world=2),
+        lambda: stoker.from_loader([np.zeros(2)]).shard(rank=0, world_size=2),
         ValueError,
         "DistributedSampler",
     ),
@@ -310,11 +314,11 @@ def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str)
 def test_numpy_s_numbers_are_ranks_and_print_shows_them() -> None:
     rank: Any = np.int64(1)
     world: Any = np.int64(3)
-    chain = data().shard(rank=rank, world=world).batch(2)
+    chain = data().shard(rank=rank, world_size=world).batch(2)
     assert flat(chain) == [1, 4, 7, 10, 13, 16]  # the first epoch leaves out the last
-    assert "shard(rank=1, world=3)  parts of equal length" in str(chain)
-    assert "uneven" in str(data().shard(rank=1, world=3, uneven=True))
-    assert "shard(rank=1, world=3)" in repr(chain)
+    assert "shard(rank=1, world_size=3)  parts of equal length" in str(chain)
+    assert "uneven" in str(data().shard(rank=1, world_size=3, remainder="uneven"))
+    assert "shard(rank=1, world_size=3)" in repr(chain)
 
 
 def test_an_error_names_the_example_of_the_whole_not_of_the_part() -> None:
@@ -400,7 +404,7 @@ def test_a_billion_examples_take_no_memory_to_speak_of(anew: bool, filtered: boo
         )
         chain = stoker.from_dataset(Numbers(spec.examples), seed=0)
         chain = chain.shuffle() if anew else chain
-        chain = chain.shard(rank=5, world=8, uneven=filtered)
+        chain = chain.shard(rank=5, world_size=8, remainder="uneven" if filtered else "drop")
         chain = chain if anew else chain.shuffle()
         chain = chain.filter(lambda i: i % 3 > 0, on="id") if filtered else chain
         return chain.echo(2, pool=32).batch(8).workers(0)
@@ -447,9 +451,9 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")  # torch's own
         dist.init_process_group("gloo", init_method={init!r}, rank=RANK, world_size=WORLD)
     data = stoker.from_dataset(Examples(50), seed=3)
-    even, uneven = data.shuffle().shard(), data.shard(uneven=True)
+    even, uneven = data.shuffle().shard(), data.shard(remainder="uneven")
     told = {{
-        "printed": f"shard(rank={{RANK}}, world={{WORLD}})" in str(even),
+        "printed": f"shard(rank={{RANK}}, world_size={{WORLD}})" in str(even),
         "even": [numbers(even.batch(4)), len(even.batch(4))],
         "uneven": numbers(uneven.batch(4)),
         "process": numbers(even.batch(4).workers(1, kind="process")),
@@ -463,7 +467,7 @@ if __name__ == "__main__":
         warnings.simplefilter("always")
         for chain in (data.batch(4), data.shuffle().batch(4), stoker.from_iterable([1, 2])):
             list(chain)
-        list(data.shard(rank=0, world=1).batch(4))
+        list(data.shard(rank=0, world_size=1).batch(4))
         list(stoker.from_loader([np.zeros(2)]))
     told["warned"] = [[str(w.message), os.path.basename(w.filename)] for w in caught]
     say(json.dumps(told))
@@ -515,21 +519,21 @@ def test_without_a_group_this_is_the_only_process(monkeypatch: pytest.MonkeyPatc
         if size is not None:
             monkeypatch.setenv("WORLD_SIZE", size)
         for uneven in (False, True):
-            alone = data().shuffle().shard(uneven=uneven).batch(4)
+            alone = data().shuffle().shard(remainder="uneven" if uneven else "drop").batch(4)
             assert stream(alone) == stream(data().shuffle().batch(4))
-            assert "world=1" in str(alone)
+            assert "world_size=1" in str(alone)
             assert "one process: there is no process group" in str(alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"no process group.*WORLD_SIZE=2.* world=2 "):
+    with pytest.raises(ValueError, match=r"no process group.*WORLD_SIZE=2.* world_size=2 "):
         data().shard()
-    assert "process group" not in str(data().shard(rank=0, world=2))
+    assert "process group" not in str(data().shard(rank=0, world_size=2))
 
 
 def test_asking_for_a_group_does_not_import_torch() -> None:
     code = (
         "import sys, stoker, numpy as np\n"
         "chain = stoker.from_arrays(np.zeros(4), seed=0)\n"
-        "list(chain.shard(rank=0, world=2).batch(2)), list(chain.batch(2))\n"
+        "list(chain.shard(rank=0, world_size=2).batch(2)), list(chain.batch(2))\n"
         "list(chain.shard().batch(2))\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -540,10 +544,10 @@ def test_asking_for_a_group_does_not_import_torch() -> None:
 
 
 def test_fewer_examples_than_ranks_are_warned_of() -> None:
-    pipeline = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4).batch(2)
-    says = r"3 examples are fewer than 4 ranks.*uneven=True"
+    pipeline = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world_size=4).batch(2)
+    says = r"3 examples are fewer than 4 ranks.*remainder='uneven'"
     with pytest.warns(UserWarning, match=says) as caught:
         assert list(pipeline) == []
     assert [said.filename for said in caught] == [__file__]
-    kept = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world=4, uneven=True)
+    kept = stoker.from_arrays(np.arange(3), seed=0).shard(rank=1, world_size=4, remainder="uneven")
     assert [int(x) for x in kept] == [1]

@@ -102,7 +102,7 @@ def chains() -> dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]]:
         "processes": lambda p: p.map(np.int64).batch(8).workers(2, kind="process"),
         "maps": lambda p: p.map(np.int64).batch(8).workers(2),
         "take": lambda p: p.take(900).batch(8),
-        "parts": lambda p: p.shard(rank=0, world=1).batch(8),
+        "parts": lambda p: p.shard(rank=0, world_size=1).batch(8),
         "device": lambda p: p.map(np.int64).batch(8).to("cpu"),
     }
 
@@ -139,7 +139,7 @@ def test_echoing_goes_on_behind_as_many_as_were_used(factor: Any, workers: int) 
 
 def test_parts_of_ranks_go_on_at_the_same_round() -> None:
     ranks = [
-        stoker.from_iterable(GoesOn(), seed=0).shard(rank=rank, world=2).batch(4)
+        stoker.from_iterable(GoesOn(), seed=0).shard(rank=rank, world_size=2).batch(4)
         for rank in range(2)
     ]
     seen = [number for _ in range(3) for rank in ranks for number in left(rank, 2)]

@@ -35,7 +35,7 @@ def mixed(
         for part, length in enumerate(lengths)
     ]
     whole = stoker.mix(dict(zip(parts, weights, strict=True)), seed=2)
-    return whole.shard(rank=rank, world=world).random_map(drawing).batch(batch)
+    return whole.shard(rank=rank, world_size=world).random_map(drawing).batch(batch)
 
 
 def seen(batches: Any) -> list[set[tuple[int, float]]]:
@@ -127,7 +127,7 @@ def test_global_batches_are_the_same_for_all_ranks_also_for_others_that_go_on(
 
 BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
-    "rank": lambda p: p.shard(rank=1, world=2).batch(8),
+    "rank": lambda p: p.shard(rank=1, world_size=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
     "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
     "numbered": lambda p: p.numbered("id").batch(8),
@@ -286,7 +286,7 @@ def test_what_says_no_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         stoker.mix({a: 0, b: lambda time: 1})
     blocks = stoker.from_arrays(np.arange(40)).shuffle(block=2)
-    ranks = stoker.mix({blocks: 1, b: lambda time: 1}, seed=0).shard(rank=0, world=2)
+    ranks = stoker.mix({blocks: 1, b: lambda time: 1}, seed=0).shard(rank=0, world_size=2)
     with pytest.raises(ValueError, match=r"shuffle them as a whole, .shuffle\(block=False\)"):
         len(ranks.batch(4))
 

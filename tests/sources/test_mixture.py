@@ -94,7 +94,7 @@ def test_parts_come_in_proportion_and_each_goes_through_its_own_epochs(what: Any
 
 @given(what=mixtures(), world=st.integers(1, 4), batch=st.integers(1, 9))
 def test_ranks_have_equal_shares_of_every_global_batch(what: Any, world: int, batch: int) -> None:
-    ranks = [mixed(what).shard(rank=rank, world=world).batch(batch) for rank in range(world)]
+    ranks = [mixed(what).shard(rank=rank, world_size=world).batch(batch) for rank in range(world)]
     alone = mixed(what).batch(batch * world)
     for _ in range(2):
         epochs = [[x.tolist() for x in rank] for rank in ranks] if len(ranks[0]) else [[]] * world
@@ -119,7 +119,7 @@ def test_small_batches_of_a_mixture_do_not_give_a_rank_one_part_alone() -> None:
     a, b = (stoker.from_arrays(np.arange(100 * part, 100 * part + 80)) for part in (0, 1))
     for batch in (1, 3):
         for rank in range(2):
-            mixture = stoker.mix({a: 1, b: 1}, seed=0).shard(rank=rank, world=2)
+            mixture = stoker.mix({a: 1, b: 1}, seed=0).shard(rank=rank, world_size=2)
             drawn = [int(x) // 100 for batch in mixture.batch(batch) for x in batch]
             assert drawn.count(0) == pytest.approx(40, abs=1)
 
@@ -136,9 +136,9 @@ def test_parts_by_blocks_are_read_in_runs_and_in_step(what: Any, world: int) -> 
     mixture = stoker.mix(parts, stop=stop, seed=3).workers(0)
     if min(lengths) < world:
         with pytest.raises(ValueError, match="fewer examples than there are ranks"):
-            len(mixture.shard(rank=0, world=world))
+            len(mixture.shard(rank=0, world_size=world))
         return
-    ranks = [mixture.shard(rank=rank, world=world) for rank in range(world)]
+    ranks = [mixture.shard(rank=rank, world_size=world) for rank in range(world)]
     epochs = [[int(x) for x in rank] for rank in ranks]
     assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
     assert all(len({x // 100 for x in step}) == 1 for step in zip(*epochs, strict=True))
@@ -170,7 +170,7 @@ BEHIND = {
     "batches": lambda m: m.batch(4).echo(1.5, pool=3),
     "filter": lambda m: m.filter(third, on="id").batch(4, drop_last=True),
     "cache": lambda m: m.cache("1MiB").random_map(jitter, on="x").batch(4),
-    "shard": lambda m: m.shard(rank=1, world=2).batch(4).steps(9),
+    "shard": lambda m: m.shard(rank=1, world_size=2).batch(4).steps(9),
 }
 
 
@@ -381,7 +381,7 @@ numbers = np.arange(9)
         (lambda p: p.echo(2), r"part 1, from_arrays.*has \.echo.*after mix"),
         (lambda p: p.batch(2), r"has \.batch"),
         (lambda p: p.cache("1MiB"), r"has \.cache"),
-        (lambda p: p.shard(rank=0, world=1), r"has \.shard"),
+        (lambda p: p.shard(rank=0, world_size=1), r"has \.shard"),
         (lambda p: p.steps(2), r"has \.steps\(\)"),
         (lambda p: p.workers(2), r"has \.workers\(\)"),
         (lambda p: p.repeat(), r"has \.repeat\(\)"),
@@ -413,7 +413,7 @@ def test_what_is_no_mixture() -> None:
     with pytest.raises(ValueError, match="shuffle each part of a mixture by itself"):
         stoker.mix({a: 1}).shuffle()
     with pytest.raises(ValueError, match="equal shares of each part"):
-        stoker.mix({a: 1}).shard(rank=0, world=2, uneven=True)
+        stoker.mix({a: 1}).shard(rank=0, world_size=2, remainder="uneven")
     with pytest.raises(ValueError, match="would be the same in every epoch"):
         stoker.mix({a.random_map(lambda x, rng: x): 1}).cache("1MiB")
 

@@ -156,7 +156,7 @@ def test_ranks_and_mixtures_read_together_too(many: str, handler: type[Ranges]) 
     found: list[str] = []
     before = handler.counted
     for rank in range(2):
-        train = stoker.from_tar(many, seed=3).shuffle().shard(rank=rank, world=2)
+        train = stoker.from_tar(many, seed=3).shuffle().shard(rank=rank, world_size=2)
         found += [example["__key__"] for example in train]
     assert len(set(found)) == len(found) == MANY
     assert handler.counted - before < MANY / 2  # each reads runs of its own, but for some

@@ -184,7 +184,7 @@ def test_ranks_take_equally_many_steps() -> None:
         gates = Gates(4)
         train = (
             numbers(22)
-            .shard(rank=rank, world=2)
+            .shard(rank=rank, world_size=2)
             .map(gates)
             .batch(3, late=1)
             .workers(2, kind="thread")
@@ -286,11 +286,11 @@ def test_a_record_of_another_pipeline_is_refused() -> None:
 
 
 def test_other_ranks_cannot_go_on_with_it() -> None:
-    train = numbers(24).shard(rank=0, world=2).batch(3, late=1).workers(0)
+    train = numbers(24).shard(rank=0, world_size=2).batch(3, late=1).workers(0)
     with iter(train) as running:
         next(running)
         state = train.state_dict()
-    other = numbers(24).shard(rank=0, world=3).batch(2, late=1)
+    other = numbers(24).shard(rank=0, world_size=3).batch(2, late=1)
     with pytest.raises(stoker.StateError):
         other.load_state_dict(state)
 

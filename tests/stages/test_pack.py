@@ -127,7 +127,7 @@ def build(
     on_error: int | str = "raise",
 ) -> stoker.Pipeline:
     train: Any = stoker.from_dataset(Documents(MANY), seed=3, on_error=on_error).shuffle(block=3)
-    train = train.shard(rank=1, world=2) if shard else train
+    train = train.shard(rank=1, world_size=2) if shard else train
     train = train.map(failing_on_17) if on_error != "raise" else train
     train = train.filter(even) if before else train
     train = train.cache("1MiB") if cache else train
@@ -295,7 +295,7 @@ def test_where_it_may_stand() -> None:
         lambda p: p.shuffle(),
         lambda p: p.take(3),
         lambda p: p.cache("1MiB"),
-        lambda p: p.shard(rank=0, world=2),
+        lambda p: p.shard(rank=0, world_size=2),
     ):
         with pytest.raises(ValueError, match=r"cannot follow pack\(4\)"):
             behind(begin.pack(4))
@@ -307,7 +307,7 @@ def test_where_it_may_stand() -> None:
         len(begin.pack(4))
     assert len(begin.pack(4).batch(2).steps(3)) == 3
     with pytest.raises(ValueError, match=r"packed sequences differs.*steps"):
-        iter(begin.shard(rank=0, world=2).pack(4))
+        iter(begin.shard(rank=0, world_size=2).pack(4))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

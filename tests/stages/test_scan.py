@@ -191,7 +191,7 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
         .filter(stoker.thread_safe(lambda n: n % 4 > 0), on=1).echo(1.5, pool=8).batch(4)
     ),
     "a rank's part": lambda: (
-        distinct(stoker.from_dataset(range(320), seed=1).shuffle().shard(rank=1, world=2))
+        distinct(stoker.from_dataset(range(320), seed=1).shuffle().shard(rank=1, world_size=2))
         .batch(3).steps(10)
     ),
     "taken": lambda: distinct(source().take(90)).batch(4),
@@ -593,14 +593,16 @@ def test_a_stream_with_a_state_has_none_in_its_middle_behind_a_scan() -> None:
 
 def test_ranks_scan_their_own_parts() -> None:
     def rank(number: int) -> list[int]:
-        part = stoker.from_dataset(range(80), seed=3).shuffle().shard(rank=number, world=2)
+        part = stoker.from_dataset(range(80), seed=3).shuffle().shard(rank=number, world_size=2)
         train = part.scan(lambda n, number: (n + 1, (n, number)), 0).steps(40)
         counts, found = zip(*train, strict=True)
         assert list(counts) == list(range(40))
         return list(found)
 
     assert sorted(rank(0) + rank(1)) == list(range(80))
-    even = stoker.from_dataset(range(80), seed=3).shard(rank=0, world=2).scan(counted, 0).batch(4)
+    even = (
+        stoker.from_dataset(range(80), seed=3).shard(rank=0, world_size=2).scan(counted, 0).batch(4)
+    )
     with pytest.raises(ValueError, match=r"scans and skip budgets.*steps"):
         iter(even)
 
@@ -622,7 +624,7 @@ def test_where_it_may_stand() -> None:
         lambda p: p.take(3),
         lambda p: p.skip(3),
         lambda p: p.cache("1MiB"),
-        lambda p: p.shard(rank=0, world=2),
+        lambda p: p.shard(rank=0, world_size=2),
     ):
         with pytest.raises(ValueError, match=r"cannot follow scan\(counted\)"):
             behind(scanned)

@@ -22,11 +22,13 @@ ORDERS: dict[str, Any] = {
     "as it lies": lambda p, rank, world: p,
     "shuffled": lambda p, rank, world: p.shuffle(),
     "by blocks": lambda p, rank, world: p.shuffle(block=max(1, len(p) // BLOCKS)),
-    "drawn anew": lambda p, rank, world: p.shuffle().shard(rank=rank, world=world, uneven=True),
-    "by blocks, anew": lambda p, rank, world: p.shuffle(block=2).shard(rank=rank, world=world),
-    "fixed": lambda p, rank, world: p.shard(rank=rank, world=world, uneven=True),
+    "drawn anew": lambda p, rank, world: p.shuffle().shard(
+        rank=rank, world_size=world, remainder="uneven"
+    ),
+    "by blocks, anew": lambda p, rank, world: p.shuffle(block=2).shard(rank=rank, world_size=world),
+    "fixed": lambda p, rank, world: p.shard(rank=rank, world_size=world, remainder="uneven"),
     "fixed, shuffled": lambda p, rank, world: p.shard(
-        rank=rank, world=world, uneven=True
+        rank=rank, world_size=world, remainder="uneven"
     ).shuffle(),
 }
 
@@ -108,7 +110,9 @@ def test_with_sharding_ranks_are_disjoint_and_counted(
             if (place == 0) == shuffled_first:
                 made = made.shuffle()
             else:
-                made = made.shard(rank=rank, world=world, uneven=uneven)
+                made = made.shard(
+                    rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
+                )
         return made
 
     parts = [drawn(chain(rank)) for rank in range(world)]
@@ -132,10 +136,13 @@ def test_before_shuffling_and_sharding_a_split_holds_for_good(
     shuffled = data.shuffle(block=3) if by_blocks else data.shuffle()
     assert sorted(drawn(shuffled, epoch)) == list(range(length))[count:]
     parts = [
-        drawn(shuffled.shard(rank=rank, world=world, uneven=True), epoch) for rank in range(world)
+        drawn(shuffled.shard(rank=rank, world_size=world, remainder="uneven"), epoch)
+        for rank in range(world)
     ]
     assert sorted(chain.from_iterable(parts)) == list(range(length))[count:]
-    each = [drawn(data.shard(rank=rank, world=world).shuffle(), epoch) for rank in range(world)]
+    each = [
+        drawn(data.shard(rank=rank, world_size=world).shuffle(), epoch) for rank in range(world)
+    ]
     assert {len(part) for part in each} == {max(0, length - count) // world}
     assert len(set(chain.from_iterable(each))) == sum(map(len, each))
 
@@ -146,7 +153,7 @@ def test_a_split_of_a_fixed_part_uses_all_of_it_in_the_long_run(
     length: int, count: int, world: int
 ) -> None:
     for rank in range(world):
-        part = numbers(length).shard(rank=rank, world=world)
+        part = numbers(length).shard(rank=rank, world_size=world)
         own = list(range(rank, length, world))
         equal = length // world
         first, rest = part.take(count), part.skip(count)
@@ -182,15 +189,15 @@ def test_streams_are_split_too(length: int, count: int, world: int) -> None:
     assert len(read) == min(length, count)
     ways = [stream, stream.shuffle(buffer=5)]
     for rank in range(world):
-        ways.append(stream.shard(rank=rank, world=world))
-        ways.append(stream.shuffle(buffer=5).shard(rank=rank, world=world))
-        ways.append(stream.shard(rank=rank, world=world).shuffle(buffer=5))
+        ways.append(stream.shard(rank=rank, world_size=world))
+        ways.append(stream.shuffle(buffer=5).shard(rank=rank, world_size=world))
+        ways.append(stream.shard(rank=rank, world_size=world).shuffle(buffer=5))
     for way in ways:
         whole = list(way)
         way.set_epoch(0)
         assert list(way.take(count)) + list(way.skip(count)) == whole
         assert list(way.skip(2).take(count).skip(1)) == whole[2 : 2 + count][1:]
-    assert list(stream.skip(count).shard(rank=0, world=1)) == list(range(length))[count:]
+    assert list(stream.skip(count).shard(rank=0, world_size=1)) == list(range(length))[count:]
 
 
 @pytest.mark.parametrize("skipped", [3, 20])
@@ -200,10 +207,10 @@ def test_a_stream_that_is_left_early_goes_on_behind_what_was_handed_out(
 ) -> None:
     stream = stoker.from_iterable(GoesOn(60), seed=0)
     if how == "sharded first":
-        stream = stream.shard(rank=0, world=2).skip(skipped // 2)
+        stream = stream.shard(rank=0, world_size=2).skip(skipped // 2)
     else:
         stream = stream.skip(skipped)
-        stream = stream.shard(rank=0, world=2) if how == "sharded" else stream
+        stream = stream.shard(rank=0, world_size=2) if how == "sharded" else stream
     step = 1 if how == "alone" else 2
     first = stream.batch(2).steps(2)
     begin = skipped // 2 * 2 if how == "sharded first" else skipped

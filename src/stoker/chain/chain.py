@@ -12,7 +12,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.engine.flow import Flow
 from stoker.engine.orders import Orders
 from stoker.engine.skip import RAISE, Budget, OnError, budget_of
-from stoker.engine.work.step import Step
+from stoker.engine.work.step import RowStep
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
@@ -326,7 +326,7 @@ class Chain:
         return any(t.shuffles or t.is_random or t.repeats for t in each)
 
     @property
-    def operations(self) -> tuple[Step, ...]:
+    def operations(self) -> tuple[RowStep, ...]:
         """The operations on single examples before the first pool or batch, in order."""
         first = next(iter(self.flow.segments), None)
         return () if first is None else tuple(first.operations)

@@ -194,7 +194,8 @@ class EpochApi(Generic[T]):
         if keeper is not None:
             raise StateError(
                 f"{keeper} keeps the state of one rank for all, and here the states of ranks "
-                "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
+                "differ: filters, skip budgets and remainder='uneven' give them unequal parts. "
+                "Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
         return wrap_state(self._cursor.save())

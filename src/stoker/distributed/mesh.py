@@ -51,13 +51,13 @@ def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
     names = tuple(mesh.mesh_dim_names or ())
     if not names:
         raise ValueError(
-            ".shard(mesh): the dimensions of this mesh have no names: give it some, such as "
-            "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world="
+            ".shard(mesh=mesh): the dimensions of this mesh have no names: give it some, such as "
+            "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world_size="
         )
     chosen = _choose_dims(names, dims)
     at = mesh.get_coordinate()
     if at is None:
-        raise ValueError(".shard(mesh): this process is not in the mesh")
+        raise ValueError(".shard(mesh=mesh): this process is not in the mesh")
     shape = tuple(mesh.mesh.shape)
     rank, world = 0, 1
     for name, size, coordinate in zip(names, shape, at, strict=True):
@@ -72,7 +72,8 @@ def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         )
         if parts != world:
             raise ValueError(
-                f".shard(mesh): the data is split by {of_data} of {whole}, but this is only its "
+                f".shard(mesh=mesh): the data is split by {of_data} of {whole}, but this is only "
+                f"its "
                 f"part {names}: give the whole mesh"
             )
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
@@ -103,13 +104,14 @@ def _choose_dims(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tu
         chosen = (dims,) if isinstance(dims, str) else tuple(dims)
         unknown = [name for name in chosen if name not in names]
         if unknown:
-            raise ValueError(f".shard(mesh, mesh_dims=): {unknown[0]!r} is none of {names}")
+            raise ValueError(f".shard(mesh=mesh, mesh_dims=): {unknown[0]!r} is none of {names}")
         return chosen
     kinds = {name: _words(name) for name in names}
     if any(of_data == of_model for of_data, of_model in kinds.values()):
         raise ValueError(
-            f".shard(mesh): which of {names} split the data? Say so: mesh_dims=({names[0]!r},), "
-            "or rank= and world="
+            f".shard(mesh=mesh): which of {names} split the data? Say so: "
+            f"mesh_dims=({names[0]!r},), "
+            "or rank= and world_size="
         )
     return tuple(name for name, (of_data, _) in kinds.items() if of_data)
 

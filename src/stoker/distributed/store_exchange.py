@@ -152,7 +152,7 @@ class RankExchange:
             raise StokerError(
                 f"rank{'s' * (len(reply['missing']) > 1)} {ranks} did not come to iter() of {what} "
                 f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
-                "order. If one rank alone reads it, use .shard(rank=0, world=1); if ranks may "
+                "order. If one rank alone reads it, use .shard(rank=0, world_size=1); if ranks may "
                 "come late, give init_process_group a timeout="
             )
         return reply["decided"]

@@ -39,7 +39,7 @@ def warn_unsharded() -> None:
     Raises ValueError under a framework that shards data, as do the functions below.
     """
     shard = (
-        "add .shard(), so that each gets its part (or .shard(rank=0, world=1) if each should "
+        "add .shard(), so that each gets its part (or .shard(rank=0, world_size=1) if each should "
         "read everything)"
     )
 

@@ -25,7 +25,7 @@ from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.cached import Cached
 from stoker.engine.work.segment import Behind, Segment
-from stoker.engine.work.step import Stack, Step
+from stoker.engine.work.step import RowStep, Stack
 from stoker.sources.origin import IndexedSource, SourceBase
 
 
@@ -151,7 +151,7 @@ class Flow:
 
     # -- what stages call
 
-    def then(self, step: Step) -> None:
+    def then(self, step: RowStep) -> None:
         """Apply a step to each item; behind ``into`` to each batch."""
         segment = self._at_hand()
         steps = segment.operations if segment.batch is None else segment.batch_maps
@@ -199,7 +199,7 @@ class Flow:
         return tuple(layer for layer in self._layers if isinstance(layer, Segment))
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RowStep]:
         """All steps, on examples and on batches, in order."""
         return [step for each in self.segments for step in (*each.operations, *each.batch_maps)]
 

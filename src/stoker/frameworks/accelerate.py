@@ -71,9 +71,10 @@ class Accelerate(Framework):
             return None
         if epoch.ends_unequally:
             warn(
-                ".shard(uneven=True) gives ranks last batches of unequal length, but gather() "
-                "and gather_for_metrics() of Accelerate need equal ones: they fail, or add "
-                "examples that do not exist. For evaluation use .shard(pad=True)"
+                ".shard(remainder='uneven') gives ranks last batches of unequal length, but "
+                "gather() and gather_for_metrics() of Accelerate need equal ones: they fail, or "
+                "add "
+                "examples that do not exist. For evaluation use .shard(remainder='pad')"
             )
         return AccelerateEpoch(epoch, state.GradientState())
 

@@ -5,8 +5,8 @@ An order that is drawn by weights, or by a user's function, has indices of the s
 
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
-``.shard(balance=...)`` it reads what ``BalancedDeal`` gives it of each ``world * batch`` places.
-With ``.shard(pad=True)`` it reads a run of these places, and the last example again as padding. If
+``.balance()`` it reads what ``BalancedDeal`` gives it of each ``world * batch`` places.
+With ``remainder="pad"`` it reads a run of these places, and the last example again as padding. If
 a permutation is by blocks, a rank's part is a run of it, so that ranks read different blocks.
 """
 
@@ -194,11 +194,14 @@ class Selection:
             return by_these and not (self.share is not None and self.share.mixes_ranks)
         return self.share is None
 
-    def shard(
-        self, rank: int, world: int, *, uneven: bool, costs: Costs | None = None
-    ) -> Selection:
+    def shard(self, rank: int, world: int, *, uneven: bool) -> Selection:
         """Return this with a rank's part of it."""
-        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, costs=costs))
+        return replace(self, share=Share(rank, world, uneven, self.is_shuffled))
+
+    def balance(self, costs: Costs) -> Selection:
+        """Return this with each global batch dealt by the costs of examples."""
+        assert self.share is not None
+        return replace(self, share=replace(self.share, costs=costs))
 
     def pad(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the batch size of ``in_batches``."""

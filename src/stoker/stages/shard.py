@@ -5,11 +5,9 @@ What it changes is which rows are whose (``PaddedDeal``); this says where it may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
@@ -20,16 +18,16 @@ from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
-from stoker.schedule.costs import Costs
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Cut, Selection, Share
-from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+
+REMAINDERS = ("drop", "uneven", "pad", "pad_full")
 
 
 @dataclass(frozen=True)
 class Padding:
-    """The arguments ``pad`` and ``mask`` of ``.shard()``.
+    """The arguments ``remainder="pad"`` or ``"pad_full"``, and ``mask``, of ``.shard()``.
 
     Attributes:
         fills: whether the last batch is padded to its full size.
@@ -39,19 +37,6 @@ class Padding:
     fills: bool
     mask: str | None
 
-    @staticmethod
-    def of(pad: Any, mask: Any) -> Padding | None:
-        """Check the arguments; None where nothing is padded."""
-        if not isinstance(pad, bool) and pad != "full":
-            raise ValueError(f".shard() takes pad=True, pad='full' or nothing, not {pad!r}")
-        if mask is not None and (not isinstance(mask, str) or not mask):
-            raise TypeError(f".shard(pad=True) takes mask= as a field's name, not {mask!r}")
-        if not pad:
-            if mask is not None:
-                raise CombinationError(f".shard(mask={mask!r}) marks padding: add pad=True")
-            return None
-        return Padding(pad == "full", mask)
-
     @property
     def to(self) -> str:
         """Return the part of it that decides which rows there are."""
@@ -59,7 +44,7 @@ class Padding:
 
     def __str__(self) -> str:
         mask = "" if self.mask is None else f", mask={self.mask!r}"
-        return ("pad='full'" if self.fills else "pad=True") + mask
+        return f"remainder={'pad_full' if self.fills else 'pad'!r}{mask}"
 
     def check_before(self, before: ChainView) -> None:
         """Raise ValueError where what comes has no order that all ranks know, or another one."""
@@ -67,7 +52,7 @@ class Padding:
         if not source.is_indexed:
             raise CombinationError(
                 f".shard({self}) deals examples by their numbers, and a stream has none: "
-                ".shard(uneven=True) keeps all of them"
+                ".shard(remainder='uneven') keeps all of them"
             )
         if source.has_own_order:
             raise CombinationError(
@@ -93,12 +78,12 @@ class Padding:
         if stage is not None:
             raise CombinationError(
                 f".shard({self}) hands out every example once, and .{stage.name} after it does "
-                "not: leave it out of evaluation, or use .shard(uneven=True)"
+                "not: leave it out of evaluation, or use .shard(remainder='uneven')"
             )
         if chain.budget != RAISE:
             raise CombinationError(
                 f".shard({self}) hands out every example once, and on_error={chain.budget} may "
-                "leave some out: remove on_error=, or use .shard(uneven=True)"
+                "leave some out: remove on_error=, or use .shard(remainder='uneven')"
             )
         if chain.flows or chain.steps is not None:
             call = ".repeat()" if chain.flows else f".steps({chain.steps})"
@@ -109,66 +94,13 @@ class Padding:
         if chain.drops_last and not self.fills:
             raise CombinationError(
                 f".shard({self}) hands out every example once, and drop_last=True leaves the last "
-                "ones out: remove it, or use pad='full', which fills the last batch"
+                "ones out: remove it, or use remainder='pad_full', which fills the last batch"
             )
         if self.mask is not None and not chain.is_batched:
             raise CombinationError(
                 f".shard({self}): the mask is a field of batches: add .batch(n), or read "
                 "pipeline.last.valid"
             )
-
-
-@dataclass(frozen=True)
-class Balance:
-    """The arguments ``balance`` and ``cost`` of ``.shard()``.
-
-    Attributes:
-        sizes: a number for each example, or the field of the source that has it.
-        cost: what makes costs of sizes, None where they are costs.
-    """
-
-    sizes: Any = field(compare=False, repr=False)
-    cost: Callable[[Any], Any] | None = field(compare=False, repr=False)
-
-    @staticmethod
-    def of(sizes: Any, cost: Any) -> Balance | None:
-        """Check the arguments; None where nothing is balanced."""
-        if cost is not None and not callable(cost):
-            raise TypeError(f".shard() takes cost= as a function, not {cost!r}")
-        if sizes is None and cost is not None:
-            raise CombinationError(".shard(cost=) makes costs of sizes: add balance=sizes")
-        return None if sizes is None else Balance(sizes, cost)
-
-    def costs(self, before: ChainView) -> Costs:
-        """Return what the source's examples cost.
-
-        Raises ValueError, TypeError or LookupError where there is no such number for each, or
-        where examples cannot be dealt by it.
-        """
-        source = before.source
-        if not isinstance(source, IndexedSource):
-            raise CombinationError(
-                ".shard(balance=...) deals examples by their numbers, and a stream has none"
-            )
-        if source.has_own_order:
-            raise CombinationError(
-                ".shard(balance=...) deals by cost, and the examples of a mixture are dealt by "
-                "part: leave balance= out"
-            )
-        if first_with(before.stages, lambda t: t.shuffles) is None:
-            raise CombinationError(
-                ".shard(balance=...) deals a shuffled epoch: put .shuffle() before it"
-            )
-        sizes = numbers_of(source, self.sizes, ".shard(balance=...)")
-        if self.cost is not None:
-            made = np.asarray(self.cost(sizes))
-            if made.shape != sizes.shape or made.dtype.kind not in "iuf":
-                raise ValueError(
-                    f".shard(cost=) is called with all sizes, {sizes.dtype} {list(sizes.shape)}, "
-                    f"and returns as many numbers, not {made.dtype} {list(made.shape)}"
-                )
-            sizes = made
-        return Costs.of(sizes, ".shard(balance=...)", scaled=True)
 
 
 @dataclass(frozen=True)
@@ -191,17 +123,16 @@ class Shard(ChainStage):
     assumed: bool = False
     among: tuple[int, ...] = ()
     padding: Padding | None = None
-    balance: Balance | None = None
-    costs: Costs | None = None
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
     @staticmethod
     def of(
         rank: Any,
-        world: Any,
-        uneven: Any,
-        mesh: Any = None,
-        mesh_dims: str | Sequence[str] | None = None,
+        world_size: Any,
+        mesh: Any,
+        mesh_dims: str | Sequence[str] | None,
+        remainder: Any,
+        mask: Any,
     ) -> Shard:
         """Check the arguments of ``.shard()``; without them torch, JAX and Ray Train are asked.
 
@@ -209,51 +140,40 @@ class Shard(ChainStage):
 
         Raises ValueError or TypeError for what is no rank.
         """
-        if (rank is None) != (world is None):
-            raise CombinationError(".shard() needs rank= and world= together, or neither")
+        if (rank is None) != (world_size is None):
+            raise CombinationError(".shard() needs rank= and world_size= together, or neither")
         if rank is not None and mesh is not None:
-            raise CombinationError(".shard() takes rank= and world=, or a mesh")
+            raise CombinationError(".shard() takes rank= and world_size=, or a mesh")
         if mesh_dims is not None and mesh is None:
-            raise CombinationError(".shard(): mesh_dims= needs a mesh: give the mesh first")
+            raise CombinationError(".shard(): mesh_dims= needs a mesh: give mesh= first")
+        if remainder not in REMAINDERS:
+            names = ", ".join(map(repr, REMAINDERS))
+            raise ValueError(f".shard() takes remainder= as one of {names}, not {remainder!r}")
+        if mask is not None and (not isinstance(mask, str) or not mask):
+            raise TypeError(f".shard() takes mask= as a field's name, not {mask!r}")
+        is_padded = remainder in ("pad", "pad_full")
+        if mask is not None and not is_padded:
+            raise CombinationError(f".shard(mask={mask!r}) marks padding: add remainder='pad'")
         assumed, among = False, tuple[int, ...]()
         if rank is None:
-            rank, world, among = _found(mesh, mesh_dims)
-            assumed = not among and world == 1
-        for name, value in (("rank", rank), ("world", world)):
+            rank, world_size, among = _found(mesh, mesh_dims)
+            assumed = not among and world_size == 1
+        for name, value in (("rank", rank), ("world_size", world_size)):
             if not is_whole_number(value):
                 raise TypeError(f".shard() takes {name}= as a whole number, not {value!r}")
-        if not 0 <= rank < world:
+        if not 0 <= rank < world_size:
             raise ValueError(
-                f".shard(): a rank lies between 0 and world - 1; rank={rank}, {world=}"
+                f".shard(): a rank lies between 0 and world_size - 1; {rank=}, {world_size=}"
             )
-        return Shard(int(rank), int(world), bool(uneven), assumed, among)
-
-    def padded(self, pad: Any, mask: Any) -> Shard:
-        """Return this with padding. Raises ValueError or TypeError for what is none."""
-        padding = Padding.of(pad, mask)
-        if padding is not None and self.uneven:
-            raise CombinationError(
-                f".shard({padding}) deals equal parts in the data's order: leave uneven=True out"
-            )
-        return replace(self, padding=padding)
-
-    def balanced(self, sizes: Any, cost: Any) -> Shard:
-        """Return this, dealt by sizes. Raises ValueError or TypeError for what are none."""
-        balance = Balance.of(sizes, cost)
-        if balance is not None and (self.uneven or self.padding is not None):
-            other = "uneven=True" if self.padding is None else str(self.padding)
-            raise CombinationError(
-                f".shard(balance=...) gives ranks equally many examples of each global batch: "
-                f"leave {other} out"
-            )
-        return replace(self, balance=balance)
+        padding = Padding(remainder == "pad_full", mask) if is_padded else None
+        uneven = remainder == "uneven"
+        return Shard(int(rank), int(world_size), uneven, assumed, among, padding)
 
     @property
     def call(self) -> str:
-        how = ", uneven" * self.uneven
+        how = ", remainder='uneven'" * self.uneven
         how += "" if self.padding is None else f", {self.padding}"
-        how += "" if self.balance is None else ", balance=..."
-        return f"shard(rank={self.rank}, world={self.world}{how})"
+        return f"shard(rank={self.rank}, world_size={self.world}{how})"
 
     def bind(self, before: ChainView) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
@@ -271,11 +191,11 @@ class Shard(ChainStage):
             )
         if before.source.has_own_order and self.uneven:
             raise CombinationError(
-                "all ranks get equal shares of each part of a mixture: leave uneven= out"
+                "all ranks get equal shares of each part of a mixture: leave remainder= out"
             )
         if self.padding is not None:
             self.padding.check_before(before)
-        return self if self.balance is None else replace(self, costs=self.balance.costs(before))
+        return self
 
     def begin(self, chain: ChainView) -> None:
         """Raise ValueError where the process group is not that of the call, or where ranks would
@@ -290,7 +210,7 @@ class Shard(ChainStage):
             if 0 < count < self.world:
                 warn(
                     f"{count} examples are fewer than {self.world} ranks: equal parts of "
-                    "them are empty (.shard(uneven=True) keeps them)",
+                    "them are empty (.shard(remainder='uneven') keeps them)",
                 )
         if (
             self.among
@@ -304,7 +224,7 @@ class Shard(ChainStage):
         if self.assumed and group is not None and group[1] > 1:
             raise ValueError(
                 f".shard() was called before init_process_group, so each of {group[1]} ranks would "
-                "get all examples: build the pipeline after it, or give rank= and world="
+                "get all examples: build the pipeline after it, or give rank= and world_size="
             )
 
     def _check_steps(self, chain: ChainView) -> None:
@@ -328,7 +248,7 @@ class Shard(ChainStage):
             ".shard() gives every rank equally many steps, but filters, scans and skip "
             "budgets may leave them unequal: leave examples out before sharding "
             "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
-            ".shard(uneven=True) and torch's Join"
+            ".shard(remainder='uneven') and torch's Join"
         )
 
     def check_leg(self, chain: ChainView) -> None:
@@ -341,7 +261,7 @@ class Shard(ChainStage):
                 ".take() and .skip() behind .shard() count each rank's examples: put them before it"
             )
         if self.uneven:
-            raise StateError("uneven=True gives ranks parts that do not end together")
+            raise StateError("remainder='uneven' gives ranks parts that do not end together")
         if selection.is_shuffled and not is_dealt_anew:
             raise StateError(
                 "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
@@ -351,7 +271,7 @@ class Shard(ChainStage):
         return replace(self, rank=rank, world=world, among=())
 
     def select(self, selection: Selection) -> Selection:
-        part = selection.shard(self.rank, self.world, uneven=self.uneven, costs=self.costs)
+        part = selection.shard(self.rank, self.world, uneven=self.uneven)
         return part if self.padding is None else part.pad(fills=self.padding.fills)
 
     @property
@@ -364,12 +284,11 @@ class Shard(ChainStage):
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def signature(self) -> str:
-        """Return the world: ranks of equal length share a state."""
+        """Return the number of ranks: those of equal length share a state."""
         if self.uneven:
             return self.call
         padding = "" if self.padding is None else f", pad={self.padding.to}"
-        balance = "" if self.costs is None else f", balance={self.costs.digest}"
-        return f"shard(world={self.world}{padding}{balance})"
+        return f"shard(world_size={self.world}{padding})"
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how parts compare."""
@@ -378,23 +297,7 @@ class Shard(ChainStage):
         if self.padding is not None:
             last = "up to a whole batch" if self.padding.fills else "up to equal rows"
             return f"  all examples; padded with the last one {last}"
-        if self.costs is not None:
-            return self._note_of_balance(chain)
         return "  all examples" if self.uneven else "  parts of equal length"
-
-    def _note_of_balance(self, chain: ChainView) -> str:
-        """Say what is dealt by cost, and where that gains little or nothing."""
-        each = chain.batch_size
-        if each == 1 or self.world == 1:
-            few = "one rank" if self.world == 1 else "one example a rank in a step"
-            return f"  parts of equal length; with {few} there is nothing to balance"
-        text = (
-            f"  parts of equal length, dealt inside each {self.world * each:,} examples so that "
-            "ranks have equal work"
-        )
-        if each == 2:
-            text += "; two examples a rank leave little to choose: batches by length gain more"
-        return text
 
 
 def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
@@ -403,7 +306,7 @@ def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple
         mesh = framework_mesh()
     if mesh is not None:
         if not meshes.is_mesh(mesh):
-            raise TypeError(f".shard() takes a torch DeviceMesh, not {mesh!r}")
+            raise TypeError(f".shard() takes mesh= as a torch DeviceMesh, not {mesh!r}")
         return meshes.shard_of(mesh, dims)
     group = own_rank()
     if group is None:
@@ -413,12 +316,12 @@ def _found(mesh: Any, dims: str | Sequence[str] | None) -> tuple[int, int, tuple
         raise ValueError(
             f".shard() found no process group, but {there.variable}={there.world} in the "
             "environment: call torch.distributed.init_process_group first, or give "
-            f"rank=int(os.environ[{there.rank!r}]) and world={there.world} (0 and 1 for "
+            f"rank=int(os.environ[{there.rank!r}]) and world_size={there.world} (0 and 1 for "
             "independent processes)"
         )
     if process_group() is not None and (name := meshes.unsplit_dimension()) is not None:
         raise ValueError(
             f".shard(): there is a device mesh with the dimension {name!r}, along which ranks may "
-            "work on the same batch: give the mesh, .shard(mesh), or rank= and world="
+            "work on the same batch: give the mesh, .shard(mesh=mesh), or rank= and world_size="
         )
     return (*group, tuple(range(group[1])))

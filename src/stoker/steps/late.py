@@ -96,7 +96,9 @@ class LateBatch(Batch, StreamStage):
         """Refuse what has to know the places of examples in batches."""
         share = chain.selection.share
         if share is not None and share.padding is not None:
-            raise CombinationError(f".shard(pad=) says which rows are padding before .{self.call}")
+            raise CombinationError(
+                f".shard(remainder=) says which rows are padding before .{self.call}"
+            )
         if first_with(chain.stages, lambda t: t.repeats) is not None:
             raise CombinationError(
                 f".echo() uses batches again by their number: without .{self.call}"

@@ -13,7 +13,7 @@ from stoker.basics.thread_safety import is_thread_safe
 from stoker.engine.checkpoint import Bounds, Node
 from stoker.engine.work.cached import Cached
 from stoker.engine.work.held_generators import find_generators
-from stoker.engine.work.step import Stack, Step
+from stoker.engine.work.step import RowStep, Stack
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Rows
 
@@ -58,11 +58,11 @@ class Segment:
     """
 
     source: IndexedSource | None = None
-    operations: list[Step] = field(default_factory=list)
+    operations: list[RowStep] = field(default_factory=list)
     cache: Cached | None = None
     cache_at: int = 0
     batch: Stack | None = None
-    batch_maps: list[Step] = field(default_factory=list)
+    batch_maps: list[RowStep] = field(default_factory=list)
     batches_in: bool = False
     on_device: bool = False
     at: int = 0
@@ -166,7 +166,7 @@ class Segment:
         return names + [stage.name for stage in self.batch_maps]
 
     @property
-    def callers(self) -> list[IndexedSource | Step | Stack]:
+    def callers(self) -> list[IndexedSource | RowStep | Stack]:
         """The source and the stages, which may call the user's objects, in order."""
         each = [self.source, *self.operations, self.batch, *self.batch_maps]
         return [one for one in each if one is not None]

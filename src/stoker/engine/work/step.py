@@ -1,4 +1,4 @@
-"""``Step`` and ``Stack``: what the engine asks of the stages that a segment of work is made of."""
+"""``RowStep`` and ``Stack``: what the engine asks of the stages that a segment is made of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OwnPlaces(Protocol):
         ...
 
 
-class Step(Protocol):
+class RowStep(Protocol):
     """One row-wise stage: it makes one item of one, or drops it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Step(Protocol):
     @property
     def releases_gil(self) -> bool: ...
     def user_objects(self) -> list[UserObject]: ...
-    def behind(self, before: Any) -> Step | None:
+    def behind(self, before: Any) -> RowStep | None:
         """Return one step that does what ``before`` and then this do; None if there is none."""
         ...
 

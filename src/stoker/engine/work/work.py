@@ -38,7 +38,7 @@ from stoker.engine.work.failure import REJECTED, SENDING, Failure
 from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.segment import Segment
 from stoker.engine.work.spot import HERE
-from stoker.engine.work.step import Step, returned_nothing
+from stoker.engine.work.step import RowStep, returned_nothing
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
@@ -397,7 +397,7 @@ class Work:
     def _time_at(self, place: int) -> EpochTime:
         return time_at(self.address.epoch, place, self.address.paces)
 
-    def _others(self, stage: Step, places: Sequence[int]) -> list[bool] | None:
+    def _others(self, stage: RowStep, places: Sequence[int]) -> list[bool] | None:
         """Mark the examples of other parts of a mixture; None if all are the stage's."""
         if stage.part is None:
             return None
@@ -460,7 +460,7 @@ _UNFINISHED = frozenset({Miss, LeftOutBefore})
 
 
 def _prepare(
-    stage: Step, seed: int, epoch: int
-) -> tuple[Step, Callable[..., Any], NDArray[np.uint64] | None, Many | None]:
+    stage: RowStep, seed: int, epoch: int
+) -> tuple[RowStep, Callable[..., Any], NDArray[np.uint64] | None, Many | None]:
     many = stage.compile_many()
     return stage, stage.compile(REJECTED), stage.key(seed, epoch), many

@@ -163,7 +163,8 @@ def _check_servable(chain: Chain) -> Chain:
         )
     if chain.selection.share is not None and chain.selection.share.padding is not None:
         raise FeedError(
-            "a feed cannot serve .shard(pad=True): padding is for ranks, but each job of a feed "
+            "a feed cannot serve .shard(remainder='pad'): padding is for ranks, but each job of a "
+            "feed "
             "gets all outputs. Evaluate without a feed"
         )
     if any(stage.traits.moves for stage in chain.stages):

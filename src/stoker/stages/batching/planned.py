@@ -23,6 +23,7 @@ from stoker.errors import CombinationError
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
+from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage, ChainView, first_with
@@ -225,9 +226,8 @@ class PlannedBatch(Batch):
         if at is None or not isinstance(shard, Shard):
             return 1
         for said, is_said in [
-            ("uneven=True", shard.uneven),
+            ("remainder='uneven'", shard.uneven),
             (str(shard.padding), shard.padding is not None),
-            ("balance=", shard.balance is not None),
         ]:
             if is_said:
                 raise ValueError(
@@ -235,6 +235,8 @@ class PlannedBatch(Batch):
                     f"{said} out of .shard()"
                 )
         stage = first_with(before[at + 1 :], lambda t: t.selects)
+        if isinstance(stage, Balance):
+            raise ValueError(f".{self.call} gives all ranks about equal work: leave .balance() out")
         if stage is not None:
             raise ValueError(
                 f".{self.call} plans the batches of all ranks together: put .{stage.name} "

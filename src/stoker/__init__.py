@@ -51,6 +51,7 @@ from stoker.pipeline import Pipeline
 from stoker.schedule.epoch_time import EpochTime
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
+from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
     Clock,
@@ -64,7 +65,6 @@ from stoker.stats import (
     Uses,
     WorkerTime,
 )
-from stoker.steps.scan import DROP
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
+from stoker.echoing.stage import Factor
 from stoker.engine.skip import RAISE, OnError, budget_of
 from stoker.pipeline import Pipeline
 from stoker.schedule.epoch_time import EpochTime
@@ -24,9 +25,8 @@ from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
 from stoker.stages.functions.operation import OfPart, Operation
-from stoker.steps.echo import Factor
-from stoker.steps.iterable import IterableSource
-from stoker.steps.loader import LoaderSource
+from stoker.stages.iterable import IterableSource
+from stoker.stages.loader import LoaderSource
 
 if TYPE_CHECKING:
     from stoker.sources.folder import LabeledFile, LabeledImage

@@ -20,6 +20,7 @@ from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
+from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import OnError
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
@@ -28,19 +29,18 @@ from stoker.stages.batching.planned import MEASURED, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.filter import Filter
+from stoker.stages.late import batch_with_late
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
 from stoker.stages.ordering.select import Select, parts_of
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import shuffle_of
+from stoker.stages.pack import Pack
+from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage
+from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
-from stoker.steps.echo import Echo, Factor
-from stoker.steps.late import batch_with_late
-from stoker.steps.pack import Pack
-from stoker.steps.scan import Scan
-from stoker.steps.to import To
 
 U = TypeVar("U")
 Int = int | None

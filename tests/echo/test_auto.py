@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import children
 from stoker import testing
-from stoker.engine.echo import prefetch
+from stoker.engine import prefetch
 from stoker.schedule.echo_record import decode
 from strategies import (
     POINTS,

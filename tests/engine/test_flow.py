@@ -21,7 +21,7 @@ from stoker.schedule.selection import Selection
 from stoker.stages.batching.batch import Batch
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
-from stoker.steps.to import To
+from stoker.stages.to import To
 from strategies import few
 
 
@@ -265,7 +265,7 @@ def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
         if stage.name.startswith("shuffle"):
             selection = selection.shuffle()
         elif stage.name.startswith("shard"):
-            selection = selection.shard(1, 3)
+            selection = selection.shard(1, 3, uneven=False)
         elif stage.name.startswith("take"):
             selection = selection.take(5)
         elif stage.name.startswith("skip"):

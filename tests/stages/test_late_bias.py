@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.steps.late import LateBias
+from stoker.stages.late import LateBias
 
 
 def noted(labels: list[object], late: list[int]) -> dict[str, float]:

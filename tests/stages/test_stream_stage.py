@@ -18,8 +18,7 @@ from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
-from stoker.stages.stage import ChainView, Traits
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainView, StreamStage, Traits
 from strategies import signed
 
 

@@ -24,9 +24,7 @@ from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
-from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
-from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Clock
 
@@ -166,9 +164,7 @@ class Chain:
 
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
-        stages = tuple(
-            replace(stage, among=()) if isinstance(stage, Shard) else stage for stage in self.stages
-        )
+        stages = tuple(stage.apart() for stage in self.stages)
         return replace(self, stages=stages, is_seed_open=False)
 
     def with_current_length(self) -> Chain:
@@ -266,10 +262,10 @@ class Chain:
     @cached_property
     def orders(self) -> Orders:
         """Which examples each epoch has, and in what order."""
-        selection, group = Selection(), 1
+        selection, batch = Selection(), self.batch
         for stage in self.stages:
             selection = stage.select(selection)
-            group = stage.n if isinstance(stage, Batch) else group
+        group = 1 if batch is None else batch.n
         selection = replace(selection.in_batches(group), leg=self.leg)
         rules = (stage.batch_rule for stage in self.stages)
         rule = next((rule for rule in rules if rule is not None), None)
@@ -299,9 +295,14 @@ class Chain:
         return self.orders.selection
 
     @property
-    def shard(self) -> Shard | None:
-        """The shard stage, or None."""
-        return next((stage for stage in self.stages if isinstance(stage, Shard)), None)
+    def shard(self) -> Any:
+        """Its shard stage, or None."""
+        return first_with(self.stages, lambda t: t.shards)
+
+    @property
+    def batch(self) -> Any:
+        """Its batch stage, or None."""
+        return first_with(self.stages, lambda t: t.batches)
 
     @property
     def awaits_seed(self) -> bool:
@@ -370,13 +371,13 @@ class Chain:
     @property
     def size_of_batches(self) -> int | list[int]:
         """How large batches are, as a state says it: a number, or what their plan is made by."""
-        stage = next((stage for stage in self.stages if isinstance(stage, Batch)), None)
-        return self.batch_size if stage is None else stage.size
+        size: int | list[int] = self.batch_size if self.batch is None else self.batch.size
+        return size
 
     @property
     def drops_last(self) -> bool:
         """Whether a short last batch is left out."""
-        return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
+        return self.batch is not None and bool(self.batch.drop_last)
 
     @property
     def late(self) -> ChainStage | None:

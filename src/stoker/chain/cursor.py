@@ -18,9 +18,9 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
 from stoker.chain.seek import seek, seek_behind_pool
+from stoker.echoing.rank_sync import ranks
+from stoker.echoing.stream import PoolStart
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.rank_sync import ranks
-from stoker.engine.echo.stream import PoolStart
 from stoker.engine.run import Run
 from stoker.engine.setup import EpochSetup
 from stoker.engine.workers.make import KeptWorkers

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
 from stoker.chain.state import Loaded
+from stoker.echoing.stage import DEFAULT_POOL_BATCHES, pool_key
+from stoker.echoing.stream import PoolStart
 from stoker.engine.checkpoint import PoolSize, Position
-from stoker.engine.echo.stream import PoolStart
 from stoker.errors import StateError
 from stoker.schedule.cuts import EvenCuts
 from stoker.schedule.leg import Leg, UnreadRanges, deal_held
@@ -25,7 +26,6 @@ from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.stats import Clock
-from stoker.steps.echo import DEFAULT_POOL_BATCHES, pool_key
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
 _MOST_EPOCHS = 1000

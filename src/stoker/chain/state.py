@@ -23,6 +23,7 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
+from stoker.echoing.stage import DEFAULT_POOL_BATCHES
 from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
 from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
@@ -31,7 +32,6 @@ from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Cut
 from stoker.stats import Clock
-from stoker.steps.echo import DEFAULT_POOL_BATCHES
 
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3

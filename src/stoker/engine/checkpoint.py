@@ -42,6 +42,10 @@ class Node(msgspec.Struct, tag_field="kind"):
         """Return it for JSON."""
         return as_json(self)
 
+    def epochs_back(self, items: int) -> list[int]:
+        """Return how many epochs ago its items entered; each epoch had so many items."""
+        return []
+
     def read_so_far(self) -> ReadSoFar | None:
         """Return what other ranks must know to go on with the epoch; None: it tells nothing."""
         return None

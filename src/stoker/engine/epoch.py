@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import row
-from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.echo.stream import EchoStream, PoolStart
 from stoker.engine.flow import Own
 from stoker.engine.items import (
     EpochCounters,
@@ -26,9 +24,11 @@ from stoker.engine.items import (
     Item,
     Planning,
     PulledStream,
+    RepeatingStream,
     Stream,
 )
 from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.prefetch import Prefetcher
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
@@ -76,7 +76,7 @@ class EpochStreams:
         self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
-        self.echo: EchoStream[Any] | None = None
+        self.echo: RepeatingStream | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[Stream] = []
         self.head: HeadStream | None = None
@@ -155,8 +155,8 @@ class EpochStreams:
             return
         items = flow.items_of_first(self._examples)
         for node in self._setup.position.parts:
-            assert isinstance(node, PoolStart)  # it is the only one
-            for back in node.snapshot.epochs_back(items):
+            assert node is not None  # the pool's, which is the only one
+            for back in node.epochs_back(items):
                 epoch = self._epoch - back
                 order = flow.orders.order(self._seed, epoch)
                 self._earlier[back] = self._work(flow.segments[0], epoch, order), order

@@ -34,7 +34,7 @@ class Own:
     """The layer of a stage that puts a stream of its own on top.
 
     Attributes:
-        stage: a ``StreamStage`` (``stages/stream_stage.py``).
+        stage: a ``StreamStage`` (``stages/stage.py``).
         holds_batches: whether its items are batches.
         on_device: whether it comes after ``.to(device)``.
         group: the number of items in a batch; 1 if items are batches.

@@ -18,19 +18,15 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
 from stoker.engine import checkpoint
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.adaptive import AdaptiveEcho
-from stoker.engine.echo.rank_sync import AgreedPolicy
-from stoker.engine.echo.stream import PoolStart
 from stoker.engine.epoch import EpochStreams
 from stoker.engine.history import History, Progress
-from stoker.engine.items import Item
+from stoker.engine.items import Item, RepeatingStream
 from stoker.engine.setup import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
 from stoker.schedule.leg import Leg
-from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
@@ -78,15 +74,13 @@ class Run:
         self._streams = streams = EpochStreams(setup)
         self._planning = streams.planning
         self._skip_log = streams.skip_log
-        self._follows: AdaptiveEcho | None = None  # the stream of an adaptive echo
-        self._planned: AgreedPolicy | None = None  # the policy that ranks agree on
+        self._agreeing: RepeatingStream | None = None  # whose steps ranks agree on
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
             self._streams.build()
-            if isinstance(streams.echo, AdaptiveEcho):
-                self._follows, policy = streams.echo, streams.echo.policy
-                self._planned = policy if isinstance(policy, AgreedPolicy) else None
+            if streams.echo is not None and streams.echo.agrees:
+                self._agreeing = streams.echo
             if position.order and position.order != self.order_digest:
                 raise StateError(
                     f"the order of epoch {setup.epoch} is another one now than when the state was "
@@ -97,8 +91,8 @@ class Run:
             if position.yielded or position.parts:
                 checkpoint.resume(streams.last, position)
             if setup.carried:
-                assert self._follows is not None
-                self._follows.adopt(setup.carried)
+                assert streams.echo is not None
+                streams.echo.adopt(setup.carried)
         except BaseException:
             self.close()
             raise
@@ -264,13 +258,13 @@ class Run:
         """Take the next output from the last stream, done or not; None at the end."""
         if self.yielded == self.steps:
             return None
-        planned = self._planned
-        if planned is not None:
-            self._confer(planned, now)
-            if planned.over(self.yielded):
+        agreeing = self._agreeing
+        if agreeing is not None:
+            self._agree(agreeing, now)
+            if agreeing.is_over(self.yielded):
                 return None
         item = self._streams.last.pull()
-        if item is None and planned is not None and not planned.alike and self.steps is None:
+        if item is None and agreeing is not None and not agreeing.ends_alike and self.steps is None:
             raise StokerError("no example is left on this rank, while others go on")
         return item
 
@@ -342,14 +336,11 @@ class Run:
         finally:
             self._planning.lock.release()
 
-    def _confer(self, planned: AgreedPolicy, now: int) -> None:
-        """Agree with other ranks if the schedule says so."""
-        if self._left_ns:
-            planned.note_consumed(now - self._left_ns)
-        if planned.due(self.yielded):
-            assert self._follows is not None
-            planned.agree(self.yielded, self._follows.taken_of_source)
-            self._setup.autotuner.factor = planned.factor
+    def _agree(self, agreeing: RepeatingStream, now: int) -> None:
+        """Agree with other ranks on the next steps, if that is due."""
+        factor = agreeing.agree_before(self.yielded, now - self._left_ns if self._left_ns else 0)
+        if factor is not None:
+            self._setup.autotuner.factor = factor
             self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
     def pending_positions(self) -> list[Position | None]:
@@ -395,19 +386,19 @@ class Run:
         if echo is None:
             return None
         with self._planning.lock:
-            moment = adaptive.carry_over(echo.pool, self._segments[0].total or 0)
-        return Position(parts=[PoolStart(moment)])
+            node = echo.next_start(self._segments[0].total or 0)
+        return None if node is None else Position(parts=[node])
 
     def items_to_carry(self) -> dict[int, Item]:
         """Return the pool's items for the next epoch, by their numbers there."""
         echo = self._echo_to_carry()
         return {} if echo is None else echo.handed_on(self._segments[0].total or 0)
 
-    def _echo_to_carry(self) -> AdaptiveEcho | None:
+    def _echo_to_carry(self) -> RepeatingStream | None:
         if not self._flow.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
-        echo = self._follows
-        return echo if echo is not None and echo.has_started and echo.pool.held else None
+        echo = self._streams.echo
+        return echo if echo is not None and echo.held else None
 
     def close(self) -> None:
         """End all threads and processes of this run, and drop a loader's iterator."""
@@ -435,12 +426,8 @@ class Run:
 
     def decisions(self) -> Decisions | None:
         """Return the decisions of an adaptive echo so far; None before any."""
-        echo = self._follows
-        if echo is None or not echo.has_started:
-            return None
-        pool = echo.pool
-        carry = adaptive.pack(echo.carried) if echo.carried else None
-        return Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes), carry)
+        echo = self._streams.echo
+        return None if echo is None else echo.decided(self._setup.epoch)
 
     @property
     def epoch(self) -> int:
@@ -455,7 +442,7 @@ class Run:
     def held(self) -> int:
         """The number of items in the pool."""
         echo = self._streams.echo
-        return echo.pool.held if echo is not None and echo.has_started else 0
+        return 0 if echo is None else echo.held
 
     def stats(self, pool_stats: PoolStats | None) -> Stats:
         """Return the statistics so far."""

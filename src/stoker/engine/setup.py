@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import PoolSize, Position
-from stoker.engine.echo.rank_sync import Ranks
 from stoker.engine.flow import Flow, Own
 from stoker.engine.items import EpochCounters, HeadStream, Item, Planning
 from stoker.engine.padding_mask import PaddingMask
@@ -33,7 +33,7 @@ class EpochSetup:
         pool_size: the size of the echo's pool; filled in when it becomes known.
         position: where to begin.
         steps: the most outputs, or None.
-        ranks: the ranks that adaptive echoes agree with, or None.
+        ranks: the ``Ranks`` that an echo agrees with (``echoing/rank_sync.py``), or None.
         recycler: the owner of the batches' memory.
         length: the number of outputs in the epoch, or None if unknown.
         carried: the items of the epoch before that its pool hands on, by their numbers.
@@ -49,7 +49,7 @@ class EpochSetup:
     pool_size: PoolSize
     position: Position
     steps: int | None = None
-    ranks: Ranks | None = None
+    ranks: Any = None
     recycler: Recycler = field(default_factory=Recycler)
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)

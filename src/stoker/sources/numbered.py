@@ -14,7 +14,7 @@ from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import ChainOfSource, IndexedSource, SourceOver
+from stoker.sources.origin import IndexedSource, SourceOver
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
@@ -62,9 +62,6 @@ class NumberedSource(SourceOver):
 
     def count(self) -> int:
         return self.within.count()
-
-    def check_state(self, chain: ChainOfSource) -> None:
-        self.within.check_state(chain)
 
     def check_leg(self, selection: Selection) -> None:
         self.within.check_leg(selection)

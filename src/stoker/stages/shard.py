@@ -270,6 +270,9 @@ class Shard(ChainStage):
     def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Shard:
         return replace(self, rank=rank, world=world, among=())
 
+    def apart(self) -> Shard:
+        return replace(self, among=())
+
     def select(self, selection: Selection) -> Selection:
         part = selection.shard(self.rank, self.world, uneven=self.uneven)
         return part if self.padding is None else part.pad(fills=self.padding.fills)

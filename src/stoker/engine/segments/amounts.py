@@ -5,7 +5,7 @@ What outputs cost decides (``workers.cost``). The window holds:
 - in general ``max(2 * group, 8 * workers * chunk)`` examples, fewer large ones;
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
-- around an adaptive echo, see ``echo/adaptive``;
+- around an adaptive echo, see ``echoing/adaptive``;
 - nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
   0.2 ms together, if there may be workers (otherwise single ones, of at most 1 ms, are made without
   a task); gathered batches of at most 1 ms together;

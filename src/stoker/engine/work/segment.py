@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -10,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from stoker.basics.generators import SeededGenerator
 from stoker.basics.thread_safety import is_thread_safe
-from stoker.engine.checkpoint import Bounds, Node
 from stoker.engine.work.cached import Cached
 from stoker.engine.work.held_generators import find_generators
 from stoker.engine.work.step import RowStep, Stack
@@ -83,8 +81,8 @@ class Segment:
         self.behind = behind
         return Behind(leaks=behind.leaks)
 
-    def read(self, nodes: Iterator[Any], bounds: Bounds) -> list[Node | None]:
-        """Change the bounds to those behind it; it has no node in a state."""
+    def read(self, nodes: Any, bounds: Any) -> list[Any]:
+        """Change the ``Bounds`` of a saved state to those behind it; it has no node there."""
         if self.batch is not None:
             bounds.pass_batch(self.batch)
         return []

@@ -17,10 +17,10 @@ from stoker.basics import pytree, resources
 from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
+from stoker.echoing.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
+from stoker.echoing.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
+from stoker.echoing.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.checkpoint import Bounds, PoolSize
-from stoker.engine.echo.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
-from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
-from stoker.engine.echo.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.items import PolledStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.work.failure import Failure
@@ -36,8 +36,7 @@ from stoker.schedule.pools.adaptive import (
     longest_distance,
 )
 from stoker.schedule.pools.fixed import Pool
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, first_with
 
 Factor = float | Fraction | str
 """``"auto"``, or the mean uses of each fresh item, at least 1."""

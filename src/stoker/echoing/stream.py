@@ -12,7 +12,7 @@ from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.flow import Own
-from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, Stream
+from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, RepeatingStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
@@ -56,6 +56,10 @@ class PoolStart(Node, tag="echo"):
             )
         return cls(snapshot, items)
 
+    def epochs_back(self, items: int) -> list[int]:
+        back: list[int] = self.snapshot.epochs_back(items)
+        return back
+
     def to_json(self) -> dict[str, Any]:
         snapshot = self.snapshot
         json = (
@@ -66,7 +70,7 @@ class PoolStart(Node, tag="echo"):
         return {"kind": "echo", "items": self.items, **json}
 
 
-class EchoStream(Stream, Generic[AnyPool]):
+class EchoStream(RepeatingStream, Generic[AnyPool]):
     """The uses of the items in a pool.
 
     Args:
@@ -109,8 +113,11 @@ class EchoStream(Stream, Generic[AnyPool]):
         return "pool" in self.__dict__
 
     @property
+    def held(self) -> int:
+        return self.pool.held if self.has_started else 0
+
+    @property
     def factor(self) -> float:
-        """The drawn uses, divided by the first uses among them; 1 before any."""
         return self._uses / self._first_uses if self._first_uses else 1.0
 
     @property
@@ -137,7 +144,6 @@ class EchoStream(Stream, Generic[AnyPool]):
         return item.task.values[item.row]
 
     def item_bytes(self) -> int:
-        """Return the bytes of an item in the pool; 0 if it is empty."""
         for item in list(self._items.values()):
             value = item.task.values[item.row] if item.task.done else None
             if value is not None and type(value) is not Failure:

@@ -31,8 +31,7 @@ from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import CombinationError, StateError
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainView, Traits, first_with, not_known
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 ScanState = str | bytes
 """A dumped state, which no longer changes: JSON text, or the bytes that ``dump=`` returned."""

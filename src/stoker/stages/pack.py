@@ -43,8 +43,7 @@ from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.leg import Leg
-from stoker.stages.stage import ChainView, Traits, first_with, not_known
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64

@@ -33,8 +33,7 @@ from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
-from stoker.stages.stage import ChainView, Traits, first_with
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.

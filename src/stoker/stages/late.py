@@ -44,8 +44,7 @@ from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import Sizing, batch_stage
-from stoker.stages.stage import ChainView, Traits, first_with
-from stoker.stages.stream_stage import StreamStage
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
 
 Left = tuple[int, ...]
 """The examples that a batch left behind, ascending."""

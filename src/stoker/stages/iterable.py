@@ -19,7 +19,6 @@ from stoker.errors import StageError, StateError
 from stoker.schedule import rng
 from stoker.schedule.rng import UniformAt
 from stoker.schedule.selection import Cut, Selection
-from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import (
     ReiterableStream,
     StatefulPass,
@@ -29,6 +28,7 @@ from stoker.sources.passes import (
     interrupt,
     validate_state,
 )
+from stoker.stages.stage import ChainView
 
 
 class IterableSource(HeadSource):
@@ -107,7 +107,7 @@ class IterableSource(HeadSource):
         if self._log is not None:
             self._log.forget_before(number)
 
-    def check_state(self, chain: ChainOfSource) -> None:
+    def check_state(self, chain: ChainView) -> None:
         """Refuse to save in the middle of an epoch if left-out examples could not be restored."""
         if not self.takes_state:
             raise StateError(

@@ -14,8 +14,8 @@ from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
 from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.errors import StateError
-from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt
+from stoker.stages.stage import ChainView
 
 
 class LoaderSource(HeadSource):
@@ -95,7 +95,7 @@ class LoaderSource(HeadSource):
         self._stream_state.end()
         self.loader.load_state_dict(state)
 
-    def check_state(self, chain: ChainOfSource) -> None:
+    def check_state(self, chain: ChainView) -> None:
         if not self._has_state and chain.flows:
             raise StateError(
                 "a pass over a loader has no state in its middle, because its batches cannot be "

@@ -105,7 +105,7 @@ class LateBatch(Batch, StreamStage):
 
     def add_to(self, flow: Flow) -> None:
         flow.put(self)
-        flow.into(self)
+        flow.into(self.stack)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
         return LateStream(self, upstream, context.setup.epoch, context.setup.record)

@@ -1,9 +1,11 @@
-"""``RowStep`` and ``Stack``: what the engine asks of the stages that a segment is made of."""
+"""``RowStep`` and ``Stack``: the work of a segment on each item, and how items become batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,93 +16,91 @@ from stoker.images.image_map import Many
 from stoker.sources.origin import UserObject
 
 
-class OwnPlaces(Protocol):
-    """A part of a mixture, to whose examples alone a step applies."""
-
-    def has(self, places: Sequence[int]) -> list[bool]:
-        """Tell which places of the epoch are of this part."""
-        ...
-
-
-class RowStep(Protocol):
-    """One row-wise stage: it makes one item of one, or drops it.
+class RowStep(ABC):
+    """A row-wise stage: it makes one item of one, or drops it.
 
     Attributes:
-        name: for people.
-        budget: its own skip budget, or None for the pipeline's; ``account`` tells that budget from
-            others, and is 0 where it has none.
-        part: the part of a mixture whose examples alone it applies to, or None.
-        makes_values: whether it makes values; a filter only drops them.
+        budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
+        part: of a mixture, the part whose examples alone it is applied to; its ``has`` tells which
+            places are of that part.
+        makes_values: whether what its function returns takes the place of what it was given, so
+            that None is a mistake.
         repeats_only: whether first uses pass it untouched.
         clock: whether its function is told where in training an example stands.
-        only_reads: whether it changes nothing that it is given; ``releases_gil``: whether it works
-            without the GIL.
     """
 
+    budget: Budget | None
+    account: int
+    part: Any
+    makes_values = True
+    repeats_only = False
+    clock = False
+
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def name(self) -> str:
+        """Its name, for people."""
+
     @property
-    def budget(self) -> Budget | None: ...
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return False
+
     @property
-    def account(self) -> int: ...
-    @property
-    def part(self) -> OwnPlaces | None: ...
-    @property
-    def makes_values(self) -> bool: ...
-    @property
-    def repeats_only(self) -> bool: ...
-    @property
-    def clock(self) -> bool: ...
-    @property
-    def only_reads(self) -> bool: ...
-    @property
-    def releases_gil(self) -> bool: ...
-    def user_objects(self) -> list[UserObject]: ...
+    def releases_gil(self) -> bool:
+        """Whether its function is an image function, whose work is done without the GIL."""
+        return False
+
+    @abstractmethod
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+
     def behind(self, before: Any) -> RowStep | None:
-        """Return one step that does what ``before`` and then this do; None if there is none."""
-        ...
+        """Return one that does what ``before`` and then this do; None if there is none."""
+        return None
 
+    @abstractmethod
     def compile(self, rejected: object) -> Callable[..., Any]:
-        """Return a function of an item, and of a generator if there is a key.
+        """Return a function of an item, and of a generator if it has a key.
 
-        It may return ``rejected`` to drop the item. It pickles if the user's function does.
+        A filter's returns the item, or ``rejected``. It pickles if the user's function does.
         """
-        ...
 
     def compile_many(self) -> Many | None:
-        """Return what does the same for many items in one call, if there is such a function."""
-        ...
+        """Return what does the same for many items at once; None if its function does not."""
+        return None
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         """Return what keys its generator in an epoch, None if it draws nothing."""
-        ...
+        return None
 
 
-class Stack(Protocol):
-    """The stage that stacks examples into batches.
+@dataclass(frozen=True)
+class Stack:
+    """How examples are stacked into batches.
 
     Attributes:
-        name: for people.
+        name: of its stage, for people.
         n: the examples in a batch; of planned batches, about as many.
-        is_planned: whether batches are planned, and so differ in size.
         drop_last: whether a short last batch is left out.
         collate: the user's function that makes a batch, or None.
+        is_planned: whether batches are planned, and so differ in size.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def is_planned(self) -> bool: ...
-    @property
-    def drop_last(self) -> bool: ...
-    @property
-    def collate(self) -> Collate | None: ...
-    def user_objects(self) -> list[UserObject]: ...
+    name: str
+    n: int
+    drop_last: bool
+    collate: Collate | None
+    is_planned: bool = False
+
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+        return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
+
     def count(self, items: int) -> int:
-        """Return how many batches so many examples make."""
-        ...
+        """Return the number of batches that so many examples make."""
+        return items // self.n if self.drop_last else -(-items // self.n)
 
 
 def returned_nothing(what: str) -> TypeError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.batching.user_collate import Collate
 from stoker.engine.flow import Flow
+from stoker.engine.work.step import Stack
 from stoker.errors import CombinationError
 from stoker.sources.origin import UserObject
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
@@ -22,7 +23,6 @@ class Batch(ChainStage):
     drop_last: bool
     collate: Collate | None
     traits = Traits(batches=True)
-    is_planned: ClassVar[bool] = False
 
     @staticmethod
     def of(n: Any, drop_last: Any, collate: Any) -> Batch:
@@ -58,15 +58,20 @@ class Batch(ChainStage):
             before.echo.check_holds(self.n)
         return self
 
+    @property
+    def stack(self) -> Stack:
+        """What it tells the engine."""
+        is_planned = self.batch_rule is not None
+        return Stack(self.name, self.n, self.drop_last, self.collate, is_planned)
+
     def add_to(self, flow: Flow) -> None:
-        flow.into(self)
+        flow.into(self.stack)
 
     def user_objects(self) -> list[UserObject]:
-        return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
+        return self.stack.user_objects()
 
     def count(self, items: int) -> int:
-        """Return the number of batches that so many examples make."""
-        return items // self.n if self.drop_last else -(-items // self.n)
+        return self.stack.count(items)
 
     def signature(self) -> str:
         """Return its size, and what becomes of the rest."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import PoolSize
-from stoker.engine.flow import Flow
 from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError
 from stoker.schedule.batch_plan import BatchRule
@@ -75,14 +74,6 @@ class Sizing:
         return any(value is not None for value in (self.tokens, self.size, self.key)) or (
             (self.multiple_of, self.max_rows, self.padded) != (None, None, True)
         )
-
-    def without_arrays(self) -> Sizing:
-        """Return these for people to read."""
-        size, key = (
-            arguments if arguments is None or isinstance(arguments, (str, int)) else ...
-            for arguments in (self.size, self.key)
-        )
-        return replace(self, size=size, key=key)
 
     def check(self, n: Any, drop_last: Any) -> None:
         """Raise ValueError or TypeError for what does not go together, or is no number."""
@@ -176,7 +167,6 @@ class PlannedBatch(Batch):
     sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
     asked: int | None = None
     rule: BatchRule | None = None
-    is_planned = True
 
     @property
     def call(self) -> str:
@@ -269,10 +259,6 @@ class PlannedBatch(Batch):
     @property
     def batch_rule(self) -> BatchRule | None:
         return self.rule
-
-    def add_to(self, flow: Flow) -> None:
-        # Workers put batches together, wherever they are: they need no sizes.
-        flow.into(replace(self, sizing=self.sizing.without_arrays(), rule=None))
 
     def signature(self) -> str:
         """Return what decides which examples go together."""

@@ -63,6 +63,9 @@ class NumberedSource(SourceOver):
     def count(self) -> int:
         return self.within.count()
 
+    def check_state(self, chain: Any) -> None:
+        self.within.check_state(chain)
+
     def check_leg(self, selection: Selection) -> None:
         self.within.check_leg(selection)
 

@@ -266,7 +266,7 @@ def piped(name: str, folder: str, setting: Setting, device: torch.device) -> Any
     train = train.random_map(crop, on="image").batch(setting.batch, drop_last=True)
     if name == "stoker, processes":
         train = train.workers(default_threads(), kind="process")
-    train = train.to(str(device))
+    train = train.to_torch(str(device))
     if name == "echo, on the GPU":
         train = train.echo().random_map(cropped_there, on="image")
     return train.map(images.to_chw, on="image").map(images.normalize(dtype="bfloat16"), on="image")

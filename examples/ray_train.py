@@ -27,7 +27,7 @@ def make_pipeline() -> stoker.Pipeline:
     inputs = np.random.default_rng(0).normal(size=(EXAMPLES, 4)).astype(np.float32)
     targets = inputs @ np.arange(1, 5, dtype=np.float32)
     source = stoker.from_arrays(np.arange(EXAMPLES), inputs, targets, seed=0)
-    return source.shuffle().shard().batch(16).to("cpu")  # .shard() asks Ray which rank this is
+    return source.shuffle().shard().batch(16).to_torch()  # .shard() asks Ray which rank this is
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def train(settings: dict[str, Any]) -> None:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             batches.load_state_dict(json.loads(Path(folder, "data.json").read_text()))
-    step = batches.clock.steps
+    step = batches.counts.steps
     while batches.epoch < EPOCHS:
         for numbers, inputs, targets in batches:
             loss = torch.nn.functional.mse_loss(model(inputs)[:, 0], targets)

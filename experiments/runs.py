@@ -95,15 +95,15 @@ def run_arm(
             batch = next(batches)
             waited_s += clock.now() - asked
             learner.step(*batch)
-            fresh = pipeline.clock.fresh_examples
+            fresh = pipeline.counts.fresh_examples
             if fresh < point:
                 continue
             with clock.stopped():
                 evaluation = Evaluation(
                     grid=point,
                     fresh=fresh,
-                    uses=pipeline.clock.uses,
-                    steps=pipeline.clock.steps,
+                    uses=pipeline.counts.uses,
+                    steps=pipeline.counts.steps,
                     seconds=clock.now() - started,
                     waited_s=waited_s,
                     accuracy=learner.accuracy(images.test_images, images.test_labels),

@@ -150,7 +150,7 @@ def run_scene(
                     waited_s += time.perf_counter() - started - asked_s
                     learner.step(*batch)
                     seconds = time.perf_counter() - started
-                    clock = pipeline.clock
+                    clock = pipeline.counts
                     marks.append((seconds, waited_s, clock.uses, clock.fresh_examples))
                     if len(marks) <= window or clock.steps % _BATCHES_A_ROW:
                         continue

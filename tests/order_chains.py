@@ -81,24 +81,22 @@ PLAIN: Thing = {
 NEW: dict[str, Thing] = {
     "select": {"choose": lambda p: p.select(np.arange(N) % 3 > 0)},
     "split": {"choose": halved},
-    "weights": {"order": lambda p: p.shuffle(weights=1 + np.arange(N) % 4)},
+    "weights": {"order": lambda p: p.sample(1 + np.arange(N) % 4)},
     "changing weights": {
-        "order": lambda p: p.shuffle(
-            weights=lambda epoch: (np.arange(N) + epoch) % 3 + 0.5, num_samples=60
-        )
+        "order": lambda p: p.sample(lambda epoch: (np.arange(N) + epoch) % 3 + 0.5, num_samples=60)
     },
     "order": {"order": lambda p: p.order(own, length=70)},
     "balance": {"deal": lambda p: p.shard(rank=1, world_size=2).balance(SIZES)},
-    "tokens": {"batch": lambda p: p.batch(tokens=64, size=SIZES)},
-    "keys": {"batch": lambda p: p.batch(8, key=SIZES // 10)},
-    "clock": {"map": lambda p: p.map(telling, clock=True)},
+    "tokens": {"batch": lambda p: p.batch_by_tokens(64, SIZES)},
+    "keys": {"batch": lambda p: p.bucket(8, SIZES // 10)},
+    "clock": {"map": lambda p: p.map(telling, progress=True)},
 }
 OLD: dict[str, Thing] = {
     "workers": {"work": lambda p: p.workers(3)},
     "processes": {"work": lambda p: p.workers(1, kind="process")},
     "cache": {"keep": lambda p: p.cache("1MiB", version="1")},
     "map": {"map": lambda p: p.map(stoker.thread_safe(lambda x: x + 0), on="x")},
-    "device": {"behind": lambda p: p.to("cpu")},
+    "device": {"behind": lambda p: p.to_torch()},
     "echo": {"echo": lambda p: p.echo(2, pool=24)},
     "late echo": {"behind": lambda p: p.echo(2, pool=3)},
     "filter": {"map": lambda p: p.filter(stoker.thread_safe(lambda x: x % 5 > 0), on="x")},

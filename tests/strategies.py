@@ -380,7 +380,7 @@ def built(
         pipeline = pipeline.random_map(scale_batch)
     pipeline = echoed(pipeline, "batch")
     if spec.to:
-        pipeline = echoed(pipeline.to("cpu"), "device")
+        pipeline = echoed(pipeline.to_torch(), "device")
     return pipeline if workers is None else pipeline.workers(workers, kind=kind)
 
 

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import datasets
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -165,13 +166,20 @@ class Halves(stoker.Stage):
 train = data.apply(Halves())
 
 # %% stoker.Pipeline.shuffle
-train = data.shuffle(weights=1 / np.bincount(y)[y])
+train = data.shuffle().batch(32)
+
+# %% stoker.Pipeline.sample
+train = data.sample(1 / np.bincount(y)[y])
 
 # %% stoker.Pipeline.order
 train = data.order(lambda epoch, rng: rng.permutation(1_000)[:500], length=500)
 
 # %% stoker.Pipeline.shard
 train = data.shuffle().shard(rank=0, world_size=4).batch(8)
+
+# %% stoker.Pipeline.balance
+sizes = [len(text) for text in texts]
+train = stoker.from_dataset(texts, seed=0).shuffle().shard(rank=0, world_size=4).balance(sizes)
 
 # %% stoker.Pipeline.select
 zeros, first = data.select(y == 0), data.select(range(10))
@@ -204,9 +212,18 @@ assert list(sums) == [0, 0, 1, 3, 6]
 # %% stoker.Pipeline.pack
 packed = stoker.from_dataset(texts, seed=0).shuffle().pack(128).batch(4)
 
+# %% stoker.Pipeline.late
+train = data.shuffle().map(np.log1p, on=0).late(2).batch(32)
+
 # %% stoker.Pipeline.batch
+train = data.shuffle().batch(32, drop_last=True)
+
+# %% stoker.Pipeline.batch_by_tokens
 train = stoker.from_dataset(texts, seed=0).shuffle()
-train = train.batch(tokens=512, size=[len(text) for text in texts], collate=stoker.collate.pad(0))
+train = train.batch_by_tokens(512, sizes, collate=stoker.collate.pad(0))
+
+# %% stoker.Pipeline.bucket
+train = stoker.from_dataset(texts, seed=0).shuffle().bucket(8, sizes)
 
 # %% stoker.Pipeline.measure
 lengths = stoker.from_dataset(texts).measure(len)
@@ -226,8 +243,11 @@ assert len(data.shuffle().batch(32).steps(10)) == 10
 # %% stoker.Pipeline.repeat
 train = data.shuffle().batch(32).repeat().steps(100)
 
-# %% stoker.Pipeline.to
-inputs, labels = next(iter(data.batch(32).to("cpu")))
+# %% stoker.Pipeline.to_torch
+inputs, labels = next(iter(data.batch(32).to_torch()))
+
+# %% stoker.Pipeline.to_jax
+inputs, labels = next(iter(data.batch(32).to_jax(jax.devices()[0])))
 
 # %% stoker.Pipeline.record
 train = data.shuffle().batch(32).echo()

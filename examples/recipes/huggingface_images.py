@@ -23,7 +23,7 @@ pets = datasets.load_from_disk("pets")  # or load_dataset("timm/oxford-iiit-pet"
 
 
 def ready(pipeline):
-    batches = pipeline.batch(BATCH).to(device)
+    batches = pipeline.batch(BATCH).to_torch(device)
     return batches.map(images.to_chw, on="image").map(images.normalize(), on="image")
 
 
@@ -45,7 +45,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d(1),
     nn.Flatten(),
     nn.Linear(64, len(train.class_names)),
-).to(device)
+).to_torch(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 
@@ -77,7 +77,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

@@ -32,7 +32,7 @@ def encode(text):
 
 def ready(pipeline):
     padded = stoker.collate.pad(0, on="text")
-    return pipeline.map(encode, on="text").batch(BATCH, collate=padded).to(device)
+    return pipeline.map(encode, on="text").batch(BATCH, collate=padded).to_torch(device)
 
 
 train = ready(stoker.from_huggingface(reviews["train"], seed=0).shuffle())
@@ -87,7 +87,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

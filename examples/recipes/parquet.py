@@ -21,8 +21,8 @@ SAVE_EVERY = 500  # steps
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The data.
-train = stoker.from_parquet(TRAIN, COLUMNS, seed=0).shuffle().batch(BATCH).to(device)
-valid = stoker.from_parquet(VALID, COLUMNS).batch(BATCH).to(device)
+train = stoker.from_parquet(TRAIN, COLUMNS, seed=0).shuffle().batch(BATCH).to_torch(device)
+valid = stoker.from_parquet(VALID, COLUMNS).batch(BATCH).to_torch(device)
 
 
 # The model: yours.
@@ -69,7 +69,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

@@ -23,7 +23,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The data.
 def ready(pipeline):
-    batches = pipeline.batch(BATCH).to(device)
+    batches = pipeline.batch(BATCH).to_torch(device)
     return batches.map(images.to_chw, on="image").map(images.normalize(), on="image")
 
 
@@ -48,7 +48,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d(1),
     nn.Flatten(),
     nn.Linear(64, len(train.class_names)),
-).to(device)
+).to_torch(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 # A cosine over the fresh photographs, however many steps echoing makes of them.
 schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -84,7 +84,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

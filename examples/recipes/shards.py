@@ -21,7 +21,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The data.
 def ready(pipeline):
-    batches = pipeline.map(int, on="cls").batch(BATCH).to(device)
+    batches = pipeline.map(int, on="cls").batch(BATCH).to_torch(device)
     return batches.map(images.to_chw, on="jpg").map(images.normalize(), on="jpg")
 
 
@@ -43,7 +43,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d(1),
     nn.Flatten(),
     nn.Linear(64, CLASSES),
-).to(device)
+).to_torch(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 
@@ -75,7 +75,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

@@ -51,7 +51,7 @@ def spectrum(samples):
 
 
 def ready(pipeline):
-    return pipeline.batch(BATCH).to(device).map(spectrum, on="data")
+    return pipeline.batch(BATCH).to_torch(device).map(spectrum, on="data")
 
 
 train = stoker.from_folder("train", extensions=FILES, seed=0).shuffle()
@@ -69,7 +69,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d((8, 1)),
     nn.Flatten(),
     nn.Linear(64 * 8, len(train.class_names)),
-).to(device)
+).to_torch(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 
@@ -101,7 +101,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

@@ -27,9 +27,9 @@ train = (
     .batch(BATCH, drop_last=True)
     .repeat()  # pass after pass
     .steps(VALIDATE_EVERY)  # the batches of one `for` loop
-    .to(device)
+    .to_torch(device)
 )
-valid = stoker.from_tokens("valid.bin", LENGTH, dtype="uint16").batch(BATCH).to(device)
+valid = stoker.from_tokens("valid.bin", LENGTH, dtype="uint16").batch(BATCH).to_torch(device)
 
 
 # The model: yours.
@@ -78,7 +78,7 @@ def valid_loss():
     return sum(loss for loss, _ in losses).item() / sum(rows for _, rows in losses)
 
 
-while train.clock.steps < STEPS:
+while train.counts.steps < STEPS:
     for inputs, targets in train:
         loss = model(inputs, targets)
         optimizer.zero_grad()
@@ -86,7 +86,7 @@ while train.clock.steps < STEPS:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
-    print(f"step {train.clock.steps}: loss {loss:.3f}, valid {valid_loss():.3f}")
+    print(f"step {train.counts.steps}: loss {loss:.3f}, valid {valid_loss():.3f}")

@@ -56,7 +56,7 @@ def to_network(pictures):
 
 
 def ready(pipeline):
-    return pipeline.batch(BATCH).to(device).map(to_network, on="data")
+    return pipeline.batch(BATCH).to_torch(device).map(to_network, on="data")
 
 
 train = stoker.from_folder("train", extensions=FILES, seed=0).shuffle()
@@ -74,7 +74,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool3d(1),
     nn.Flatten(),
     nn.Linear(64, len(train.class_names)),
-).to(device)
+).to_torch(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 
@@ -106,7 +106,7 @@ while train.epoch < EPOCHS:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if train.clock.steps % SAVE_EVERY == 0:
+        if train.counts.steps % SAVE_EVERY == 0:
             save()
     save()
     print(f"epoch {train.epoch}: loss {loss:.3f}, accuracy {accuracy():.3f}")

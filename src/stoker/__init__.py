@@ -48,13 +48,13 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.pipeline import Pipeline
-from stoker.schedule.epoch_time import EpochTime
+from stoker.schedule.progress import Progress
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
-    Clock,
+    Counts,
     PartStats,
     PoolStats,
     ProcessTrial,
@@ -80,12 +80,12 @@ __all__ = [
     "CacheError",
     "CacheStats",
     "CacheWarning",
-    "Clock",
+    "Counts",
     "ClusterError",
     "collate",
     "DROP",
     "echo",
-    "EpochTime",
+    "Progress",
     "EpochWait",
     "FeedError",
     "FieldError",

@@ -15,8 +15,8 @@ from stoker.chain.chain import Chain
 from stoker.echoing.stage import Factor
 from stoker.engine.skip import RAISE, OnError, budget_of
 from stoker.pipeline import Pipeline
-from stoker.schedule.epoch_time import EpochTime
 from stoker.schedule.orders.drawing import by_user
+from stoker.schedule.progress import Progress
 from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
@@ -234,7 +234,7 @@ def echo(
 ) -> Pipeline[Any]:
     """Echo the batches of a loader that you keep: batch echoing.
 
-    Short for ``from_loader(loader).to(device).echo(factor).random_map(transform, on=on)``.
+    Short for ``from_loader(loader).to_torch(device).echo(factor).random_map(transform, on=on)``.
     Each use of a batch is a copy, so changes to one reach no other.
 
     Args:
@@ -250,7 +250,7 @@ def echo(
     """
     pipeline = from_loader(loader, seed=seed)
     if device is not None:
-        pipeline = pipeline.to(device)
+        pipeline = pipeline.to_torch(device)
     pipeline = pipeline.echo(factor, max_factor=max_factor, min_distance=min_distance, pool=pool)
     if transform is None:
         if on is not None or repeats_only:
@@ -600,7 +600,7 @@ def from_tokens(
 
 
 def mix(
-    parts: Mapping[Pipeline[T], float | Callable[[EpochTime], float]],
+    parts: Mapping[Pipeline[T], float | Callable[[Progress], float]],
     *,
     stop: str = "first",
     seed: int | None = None,
@@ -617,7 +617,7 @@ def mix(
     Args:
         parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
             count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
-            of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An epoch then has
+            of training (a ``stoker.Progress``); it is asked 128 times an epoch. An epoch then has
             as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
@@ -663,7 +663,7 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
         )
     whole_weights([weight for weight in given if not callable(weight)] or [1])
 
-    def weights(time: EpochTime) -> list[float]:
+    def weights(time: Progress) -> list[float]:
         with by_user("mix()"):
             found = [weight(time) if callable(weight) else weight for weight in given]
             for weight in found:
@@ -675,7 +675,7 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
                 raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
             return [float(weight) for weight in found]
 
-    weights(EpochTime(0, 0.0))
+    weights(Progress(0, 0.0))
     return ChangingWeights(weights, len(given))
 
 
@@ -712,7 +712,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     if chain.selection.calls_user:
         raise ValueError(
             f"{what} is ordered by a function, but a part's epochs differ from those of the "
-            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
+            "mixture: give it constant weights, .sample(w), or .select()"
         )
     for stage_name, is_set in (
         ("steps", chain.steps is not None),

@@ -25,21 +25,23 @@ from stoker.engine.skip import OnError
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.stages.balance import Balance
-from stoker.stages.batching.planned import MEASURED, Sizing, measured
+from stoker.stages.batching.batch import Batch
+from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.filter import Filter
-from stoker.stages.late import batch_with_late
+from stoker.stages.late import Late
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
 from stoker.stages.ordering.select import Select, parts_of
+from stoker.stages.ordering.shuffle import Shuffle
 from stoker.stages.ordering.take import SkipFirst, Take
-from stoker.stages.ordering.weighted import shuffle_of
+from stoker.stages.ordering.weighted import Sample
 from stoker.stages.pack import Pack
 from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To
+from stoker.stages.to import To, torch_device
 from stoker.stats import Stats, as_metrics
 
 U = TypeVar("U")
@@ -79,8 +81,6 @@ class Pipeline(EpochApi[T]):
         buffer: Int = None,
         *,
         block: int | bool | None = None,
-        weights: Any = None,
-        num_samples: Int = None,
     ) -> Pipeline[T]:
         """Draw a new order every epoch.
 
@@ -91,15 +91,28 @@ class Pipeline(EpochApi[T]):
             buffer: for streams only, the number of examples in the buffer; by default 1,000.
             block: shuffle by blocks of this many neighbours, or (True) the source's own blocks, 16
                 at a time; False: as a whole. By default Parquet and remote shards use their own.
-            weights: one for each example of the source, ``[n]``, or ``fn(epoch)``: an example comes
-                as often as its share of the epoch, rounded down or up, in every epoch. Copied,
-                unless it is read-only, as a memory map is.
-            num_samples: with weights, the examples in an epoch; by default those of the source.
 
-        Raises TypeError or ValueError for other weights; ValueError after ``echo`` or ``batch``,
-        after another ``shuffle`` or ``order``, with weights also after ``shard``, and on a loader.
+        Raises ValueError after ``echo`` or ``batch``, after another order, and on a loader.
         """
-        return self._then(shuffle_of(buffer, block, weights, num_samples))
+        return self._then(Shuffle(buffer, block))
+
+    def sample(
+        self, weights: Any, *, num_samples: Int = None, replacement: bool = True
+    ) -> Pipeline[T]:
+        """Draw the examples of each epoch by weights, in a new order: for unbalanced classes.
+
+        An example comes as often as its share of the epoch says, rounded down or up, in every
+        epoch: so draws vary less than those of torch's ``WeightedRandomSampler``.
+
+        Args:
+            weights: one for each example of the source, ``[n]``, the field that has them, or
+                ``fn(epoch)``. Arrays are copied, unless read-only, as a memory map is.
+            num_samples: the examples in an epoch; by default as many as the source has.
+            replacement: False: no example comes twice in an epoch. Takes 24 bytes an example.
+
+        Raises TypeError or ValueError for other weights; ValueError as ``select``.
+        """
+        return self._then(Sample.of(weights, num_samples, replacement))
 
     def order(
         self, fn: Callable[[int, np.random.Generator], Any], length: Int = None
@@ -262,7 +275,7 @@ class Pipeline(EpochApi[T]):
         *,
         on: None = None,
         on_error: Err = None,
-        clock: Literal[False] = False,
+        progress: Literal[False] = False,
     ) -> Pipeline[U]: ...
 
     @overload
@@ -270,7 +283,7 @@ class Pipeline(EpochApi[T]):
 
     @overload
     def map(
-        self, fn: Draws, *, on: On = None, on_error: Err = None, clock: bool
+        self, fn: Draws, *, on: On = None, on_error: Err = None, progress: bool
     ) -> Pipeline[Any]: ...
 
     def map(
@@ -279,7 +292,7 @@ class Pipeline(EpochApi[T]):
         *,
         on: On = None,
         on_error: Err = None,
-        clock: bool = False,
+        progress: bool = False,
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -288,14 +301,14 @@ class Pipeline(EpochApi[T]):
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
-            clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
-                much of it comes before the example's own place, from 0 to 1. The same on all ranks,
-                in all workers and after a resume.
+            progress: call ``fn(x, progress)`` with a ``stoker.Progress``: the epoch of the data,
+                and how much of it comes before the example's own place, from 0 to 1. It is the same
+                on all ranks, in all workers and after a resume.
 
-        Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
-        a missing field, ValueError for ``clock`` over streams and after ``batch``.
+        Raises TypeError if ``fn`` does not take one argument (two, with ``progress``), LookupError
+        for a missing field, ValueError for ``progress`` over streams and after ``batch``.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=False, clock=clock))
+        return self._then(Map.of(fn, on, on_error, is_random=False, progress=progress))
 
     @overload
     def random_map(
@@ -320,7 +333,7 @@ class Pipeline(EpochApi[T]):
         on: On = None,
         on_error: Err = None,
         repeats_only: bool = False,
-        clock: Literal[True],
+        progress: Literal[True],
     ) -> Pipeline[Any]: ...
 
     def random_map(
@@ -330,7 +343,7 @@ class Pipeline(EpochApi[T]):
         on: On = None,
         on_error: Err = None,
         repeats_only: bool = False,
-        clock: bool = False,
+        progress: bool = False,
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, again for every use.
 
@@ -341,11 +354,13 @@ class Pipeline(EpochApi[T]):
                 must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses unchanged; after an echo, before ``batch``.
-            clock: call ``fn(x, rng, clock)``, as in ``map``.
+            progress: call ``fn(x, rng, progress)``, as in ``map``.
 
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
-        made = Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only, clock=clock)
+        made = Map.of(
+            fn, on, on_error, is_random=True, repeats_only=repeats_only, progress=progress
+        )
         return self._then(made)
 
     def scan(
@@ -392,88 +407,111 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(Pack.of(length))
 
-    @overload
-    def batch(
-        self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None,
-        late: int = 0,
-    ) -> Pipeline[Rows]: ...  # fmt: skip
+    def late(self, max_batches: int) -> Pipeline[T]:
+        """Let examples that are not ready when their batch is due come in a later one.
+
+        Another example takes the place. Put it right before ``batch``. While nothing is late, no
+        batch changes. ``record()`` returns which examples were, for ``replay``.
+
+        Args:
+            max_batches: by how many batches an example may move on at most.
+
+        Raises ValueError over streams, after ``filter``, ``echo``, ``scan`` and ``pack``, with skip
+        budgets, and where no ``batch`` follows.
+        """
+        return self._then(Late.of(max_batches))
 
     @overload
     def batch(
-        self, n: int, *, drop_last: bool = False, collate: Callable[[list[T]], U],
-        late: int = 0,
-    ) -> Pipeline[U]: ...  # fmt: skip
+        self: Pipeline[Rows], batch_size: int, *, drop_last: bool = False, collate: None = None
+    ) -> Pipeline[Rows]: ...
 
     @overload
     def batch(
-        self, n: int, *, drop_last: bool = False, collate: None = None, late: int = 0,
-    ) -> Pipeline[Any]: ...  # fmt: skip
+        self, batch_size: int, *, drop_last: bool = False, collate: Callable[[list[T]], U]
+    ) -> Pipeline[U]: ...
 
     @overload
     def batch(
-        self, *, tokens: int, size: Any = None, collate: Callable[[list[Any]], Any] | None = None,
-        key: Any = None, multiple_of: Int = None, max_rows: Int = None, padded: bool = True,
-    ) -> Pipeline[Any]: ...  # fmt: skip
-
-    @overload
-    def batch(
-        self,
-        n: int,
-        *,
-        key: Any,
-        collate: Callable[[list[Any]], Any] | None = None,
+        self, batch_size: int, *, drop_last: bool = False, collate: None = None
     ) -> Pipeline[Any]: ...
 
     def batch(
         self,
-        n: Int = None,
+        batch_size: int,
         *,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
-        tokens: Int = None,
-        size: Any = None,
+    ) -> Pipeline[Any]:
+        """Stack examples into batches.
+
+        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
+        arrays ``[batch_size, ...]`` of the same dtype (all tensors, if one is a torch tensor);
+        strings and bytes become lists. Numbers of several types (``3`` beside ``np.int32(3)``,
+        ``2.5`` or True) become ``int64``, ``float64`` or ``complex128``. Sparse tensors of layout
+        ``sparse_coo`` become one. The arrays are yours to write into; freed memory is used again.
+
+        Args:
+            batch_size: examples in a batch; the last one of an epoch may have fewer.
+            drop_last: leave out a last batch with fewer.
+            collate: called with the list of examples instead; its result is the batch.
+
+        Raises TypeError or ValueError for other arguments; ValueError after another batch.
+        """
+        return self._then(Batch.of(batch_size, drop_last, collate))
+
+    def batch_by_tokens(
+        self,
+        max_tokens: int,
+        sizes: Any,
+        *,
         key: Any = None,
         multiple_of: Int = None,
         max_rows: Int = None,
         padded: bool = True,
-        late: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> Pipeline[Any]:
-        """Stack examples into batches of ``n`` examples, or of ``tokens`` tokens.
+        """Make batches of about equal work from examples of different lengths.
 
-        Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
-        arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
-        bytes become lists. Numbers of several types (``3`` beside ``np.int32(3)``, ``2.5`` or True)
-        become ``int64``, ``float64`` or ``complex128``. Sparse tensors of layout ``sparse_coo``
-        become one. The arrays are yours to write into; freed memory is used again.
+        Batches are planned ahead of each epoch: examples of about equal size go together, different
+        ones in each epoch; all ranks take equally many steps. ``len()`` is that of the current
+        epoch. Stacks as ``batch`` does; ``collate=stoker.collate.pad()`` pads.
 
         Args:
-            n: examples in a batch; the last one of an epoch may have fewer.
-            drop_last: leave out a last batch with fewer.
-            collate: called with the list of examples instead; its result is the batch.
-            tokens: in place of ``n``, the most tokens in a batch. Batches are planned ahead of each
-                epoch: examples of about equal size go together, different ones in each epoch; all
-                ranks take equally many steps. ``len()`` is that of the current epoch.
-            size: the sizes of examples: whole numbers ``[n]`` in the order of the source, or the
-                field that has them.
-            key: numbers or text ``[n]``, or a field: examples of one batch have equal keys (a
-                bucket of shapes). With ``n`` or with ``tokens``.
+            max_tokens: the most tokens in a batch: its rows times the longest, with padding.
+            sizes: of examples: whole numbers ``[n]`` in the order of the source, or the field that
+                has them.
+            key: numbers or text ``[n]``, or a field: examples of one batch have equal keys.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
-            padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
-            late: an example that is not ready when its batch is due moves on by at most so many
-                batches; another takes its place. ``record()`` returns which, for ``replay``.
+            padded: False: ``max_tokens`` is the sum of the sizes, as without padding.
+            collate: as in ``batch``.
 
-        Raises ValueError for planned batches after ``filter``, ``echo``, ``scan`` or ``pack`` and
-        over streams, and when iterated for an example larger than a batch.
+        Raises ValueError after ``filter``, ``echo``, ``scan`` or ``pack``, over streams, and when
+        iterated for an example larger than a batch; TypeError for other arguments.
         """
-        sizing = Sizing(tokens, size, key, multiple_of, max_rows, padded)
-        return self._then(batch_with_late(n, drop_last, collate, sizing, late))
+        limits = (multiple_of, max_rows, padded)
+        return self._then(PlannedBatch.by_tokens(max_tokens, sizes, key, *limits, collate))
+
+    def bucket(
+        self, batch_size: int, key: Any, *, collate: Callable[[list[Any]], Any] | None = None
+    ) -> Pipeline[Any]:
+        """Make batches whose examples have equal keys: images of one shape, questions of a topic.
+
+        Planned ahead of each epoch as ``batch_by_tokens`` does, and refused where that is.
+
+        Args:
+            batch_size: the most examples in a batch; the last ones of a key may be fewer.
+            key: numbers or text ``[n]`` in the order of the source, or the field that has them.
+            collate: as in ``batch``.
+        """
+        return self._then(PlannedBatch.by_key(batch_size, key, collate))
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
-        For ``size=``, ``key=`` and ``balance``; save the result. Maps and caches of this pipeline
-        come first; its order, parts and batches do not count.
+        For ``batch_by_tokens``, ``bucket`` and ``balance``; save the result. Maps and caches of
+        this pipeline come first; its order, parts and batches do not count.
 
         Args:
             fn: called as ``fn(x)`` with each example; returns a number.
@@ -629,24 +667,39 @@ class Pipeline(EpochApi[T]):
         """Start the next pass over the data at the end of each, so that epochs have ``n`` steps.
 
         This holds for any echoing factor and any filter. An epoch of ``.steps(n)`` ends after ``n``
-        batches, and the next one continues there. ``epoch``, ``progress`` and ``clock`` describe
+        batches, and the next one continues there. ``epoch``, ``progress`` and ``counts`` describe
         the data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The
         last batch of a pass may be short, unless ``.batch(n, drop_last=True)`` drops it.
         """
         return self._derive(self.chain.repeat(), "repeat()")
 
-    def to(self, device: Any) -> Pipeline[Any]:
+    def to_torch(self, device: Any = "cpu") -> Pipeline[Any]:
         """Hand out torch tensors on a device, and copy the next batch meanwhile.
 
-        On the CPU tensors share the arrays' memory. A ``jax.Device`` or ``jax.sharding.Sharding``
-        gives JAX arrays. Raises ImportError without torch, ValueError before ``batch``, TypeError
-        for any other object; ``iter()`` raises RuntimeError if the device does not exist, so
-        that a pipeline can be built and printed anywhere.
+        On the CPU they share the arrays' memory.
+
+        Args:
+            device: a ``torch.device``, or its name, such as ``"cuda"``.
+
+        Raises ImportError without torch, ValueError before ``batch``, TypeError for other objects.
+        ``iter()`` raises RuntimeError if the device does not exist, so that a pipeline can be built
+        and printed anywhere.
         """
-        return self._then(To.of(device))
+        return self._then(To(torch_device(device)))
+
+    def to_jax(self, device: Any) -> Pipeline[Any]:
+        """Hand out JAX arrays on a device or a sharding, and copy the next batch meanwhile.
+
+        Args:
+            device: a ``jax.Device``; or a ``jax.sharding.Sharding``, where a batch is this
+                process's part of a global one.
+
+        Raises ValueError before ``batch``, TypeError for other objects.
+        """
+        return self._then(To.of_jax(device))
 
     def record(self) -> dict[str, Any]:
-        """Return what ``.echo("auto")``, or ``.batch(late=)``, decided so far, ready for JSON.
+        """Return what ``.echo("auto")``, or ``.late()``, decided so far, ready for JSON.
 
         Raises ValueError without either.
         """
@@ -718,7 +771,7 @@ class Pipeline(EpochApi[T]):
         Args:
             prefix: stands before each name.
         """
-        return as_metrics(self.stats(), self.clock, prefix)
+        return as_metrics(self.stats(), self.counts, prefix)
 
     def __str__(self) -> str:
         return describe(self._cursor.next_chain, self._cursor.pool_size)

@@ -180,8 +180,8 @@ class PartStats:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """The counts of a pipeline since it was made, over all epochs: clocks for schedules.
+class Counts:
+    """The counts of a pipeline since it was made, over all epochs: for schedules.
 
     Of several ranks, examples and uses are those of all, as many on each as on this one.
     """
@@ -194,8 +194,8 @@ class Clock:
     steps: int = 0
     """Yielded batches (or examples, in a pipeline without batches)."""
 
-    def __add__(self, second: Clock) -> Clock:
-        return Clock(*map(operator.add, vars(self).values(), vars(second).values()))
+    def __add__(self, second: Counts) -> Counts:
+        return Counts(*map(operator.add, vars(self).values(), vars(second).values()))
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,7 @@ class Stats:
     """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
     over the data."""
     late_examples: int = 0
-    """Examples that have moved on to a later batch so far (``.batch(n, late=)``)."""
+    """Examples that have moved on to a later batch so far (``.late().batch(n)``)."""
     late_bias: Mapping[str, float] = field(default_factory=dict)
     """How far it depends on a scalar field of an example, or on its ``bytes`` as it goes into the
     batch, how late it came, in the batches that were not in order. For labels, of which there are
@@ -551,9 +551,9 @@ _METRICS = (
 _CACHE_METRICS = "hit_fraction", "used_bytes", "limit_bytes"
 
 
-def as_metrics(stats: Stats, clock: Clock, prefix: str) -> dict[str, float]:
+def as_metrics(stats: Stats, counts: Counts, prefix: str) -> dict[str, float]:
     """Return the numbers that change as one flat dict; those that do not apply are left out."""
-    totals = {**vars(stats.totals), **vars(clock)}
+    totals = {**vars(stats.totals), **vars(counts)}
     found = {name: getattr(stats, name) for name in _METRICS}
     found |= {f"{name}_total": count for name, count in totals.items()}
     if stats.cache is not None:

@@ -77,7 +77,7 @@ assert data.given == flat(expected(3))
 assert val.given == flat(expected(3))
 assert steps == [(epoch, batch) for epoch in range(3) for batch in range(6)]
 assert data.pipeline.epoch == 3
-assert data.pipeline.clock.uses == 3 * N
+assert data.pipeline.counts.uses == 3 * N
 
 ordered = stoker.from_arrays(inputs, seed=0).batch(SIZE)
 predicted = made.predict(PipelineDataset(ordered), verbose=0)

@@ -80,7 +80,7 @@ def test_every_batch_of_a_dataloader_is_used_each_epoch(kind: str) -> None:
         assert set(found) == set(range(LENGTH))
         assert max(map(found.count, set(found))) <= 4
     assert pipeline.epoch == 2
-    assert pipeline.clock.fresh_examples == 2 * LENGTH
+    assert pipeline.counts.fresh_examples == 2 * LENGTH
 
 
 def test_the_loader_s_own_draws_stay_as_they_were() -> None:
@@ -241,14 +241,14 @@ def test_the_state_of_a_stateful_loader_is_nested(workers: int, taken: int) -> N
     with iter(pipeline) as batches:
         for _, batch in zip(range(taken), batches, strict=False):
             first += batch[1].tolist()
-        state, clock = pipeline.state_dict(), pipeline.clock
+        state, clock = pipeline.state_dict(), pipeline.counts
     restored = stoker.echo(make(), seed=0)
     restored.load_state_dict(state)
-    assert restored.clock == clock
+    assert restored.counts == clock
     rest = seen(restored)
     assert set(first) | set(rest) == set(range(LENGTH))
     assert not set(first) & set(rest)  # each is fresh once, the pool begins empty
-    assert restored.clock.fresh_examples == LENGTH
+    assert restored.counts.fresh_examples == LENGTH
     assert set(seen(restored)) == set(range(LENGTH))
 
 

@@ -232,7 +232,7 @@ def test_every_stage_counts_examples_wherever_it_stands(workers: int, kind: str)
     data = stoker.from_arrays(np.arange(100), seed=0)
     source = "from_arrays(int64 [100])"
     half = data.map(same).filter(is_even).map(same).batch(8, drop_last=True).map(same)
-    assert counts_of(half.to("cpu").map(same).workers(workers, kind=kind)) == [
+    assert counts_of(half.to_torch().map(same).workers(workers, kind=kind)) == [
         (source, 100), ("map(same)", 100), ("filter(is_even)", 100), ("map(same)", 50),
         ("batch(8)", 48), ("map(same)", 48), ("map(same)", 48),
     ]  # fmt: skip
@@ -244,7 +244,7 @@ def test_every_stage_counts_examples_wherever_it_stands(workers: int, kind: str)
     assert counts_of(batches.workers(workers, kind=kind)) == [
         (source, 100), ("batch(8)", 100), ("map(same)", 100), ("map(same)", 300),
     ]  # fmt: skip
-    collated = data.batch(8, collate=np.array).map(same).echo(2).to("cpu").random_map(keep)
+    collated = data.batch(8, collate=np.array).map(same).echo(2).to_torch().random_map(keep)
     assert counts_of(collated.workers(workers, kind=kind)) == [
         (source, 100), ("batch(8)", 100), ("map(same)", 100), ("random_map(keep)", 200),
     ]  # fmt: skip
@@ -260,7 +260,7 @@ def is_even(value: Any) -> bool:
 
 def test_stages_behind_loaders_streams_and_mixtures_count_examples() -> None:
     loader = [np.zeros((4, 2)), np.zeros((4, 2)), np.zeros((1, 2))]
-    assert counts_of(stoker.from_loader(loader, seed=0).map(same).to("cpu").map(same)) == [
+    assert counts_of(stoker.from_loader(loader, seed=0).map(same).to_torch().map(same)) == [
         ("from_loader(list)", 9), ("map(same)", 9), ("map(same)", 9),
     ]  # fmt: skip
     assert [n for _, n in counts_of(stoker.echo(loader, 2, seed=0).map(same))] == [9, 18]
@@ -340,9 +340,9 @@ def test_an_epoch_of_set_steps_is_what_is_counted_whatever_passes_it_goes_over(
             elapsed_s += stats.elapsed_s
             assert 0 <= stats.consumer_wait_s <= stats.elapsed_s
             assert stats.totals.elapsed_s == pytest.approx(elapsed_s)
-            assert fresh == train.clock.fresh_examples
+            assert fresh == train.counts.fresh_examples
             assert train.metrics()["stoker/epoch"] == epoch
-        assert train.clock.steps == steps * rounds
+        assert train.counts.steps == steps * rounds
 
 
 def test_an_epoch_that_goes_on_in_a_pass_counts_from_its_own_beginning() -> None:
@@ -441,7 +441,7 @@ def test_uses_are_examples_whatever_a_batch_is_made_of(leaf: str, place: str) ->
     }[leaf]
     collate = (lambda examples: {"mean": np.mean(examples)}) if leaf == "collated" else None
     chain = stoker.from_dataset([make(i) for i in range(10)], seed=0).batch(4, collate=collate)
-    pipeline = {"echo": chain.echo(2), "to": chain.to("cpu"), "map": chain.map(same)}[place]
+    pipeline = {"echo": chain.echo(2), "to": chain.to_torch(), "map": chain.map(same)}[place]
     assert len(list(pipeline.workers(0))) == (6 if place == "echo" else 3)
     pipeline = pipeline.workers(0)
     list(pipeline)

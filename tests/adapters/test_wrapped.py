@@ -73,7 +73,7 @@ def test_an_iterator_that_handed_out_nothing_leaves_no_trace(kind: str, trial: s
 
     def where(pipeline: stoker.Pipeline) -> Any:
         state = None if kind == "loader" else pipeline.state_dict()
-        return pipeline.epoch, pipeline.clock, pipeline.stats().epoch, state
+        return pipeline.epoch, pipeline.counts, pipeline.stats().epoch, state
 
     plain, pipeline = PIPELINES[kind](), PIPELINES[kind]()
     for epoch in range(3):

@@ -342,7 +342,7 @@ def test_what_cannot_be_cached_is_refused_where_it_is_written(what: str) -> None
 
 def test_behind_a_device_it_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\.cache\(\).*before"):
-        examples().batch(4).to("cpu").cache()
+        examples().batch(4).to_torch().cache()
 
 
 def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> None:

@@ -254,8 +254,8 @@ STAGES: dict[str, Made] = {
     "shuffle": lambda p: p.shuffle(),
     "shuffle_buffer": lambda p, n: p.shuffle(n),
     "shuffle_blocks": lambda p, n: p.shuffle(block=n),
-    "shuffle_weights": lambda p, n: p.shuffle(weights=1 + np.arange(n) % 3),
-    "shuffle_some": lambda p, n, k: p.shuffle(weights=1 + np.arange(n) % 3, num_samples=k),
+    "shuffle_weights": lambda p, n: p.sample(1 + np.arange(n) % 3),
+    "shuffle_some": lambda p, n, k: p.sample(1 + np.arange(n) % 3, num_samples=k),
     "order": lambda p, n: p.order(lambda epoch, rng: rng.permutation(n)[: n // 2 + 1], n // 2 + 1),
     "shard": lambda p, rank, world, uneven: p.shard(
         rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
@@ -281,11 +281,11 @@ STAGES: dict[str, Made] = {
     "cache": lambda p: p.cache("1MiB", version="1"),
     "echo": lambda p, over, under, pool: p.echo(Fraction(over, under), pool=pool),
     "batch": lambda p, n, drop_last: p.batch(n, drop_last=drop_last),
-    "batch_tokens": lambda p, most, n, multiple: p.map(as_tokens).batch(
-        tokens=most, size=1 + np.arange(n) % 9, collate=list, multiple_of=multiple
+    "batch_tokens": lambda p, most, n, multiple: p.map(as_tokens).batch_by_tokens(
+        most, 1 + np.arange(n) % 9, collate=list, multiple_of=multiple
     ),
-    "batch_keys": lambda p, size, n: p.batch(size, key=np.arange(n) % 3),
-    "to": lambda p: p.to("cpu"),
+    "batch_keys": lambda p, size, n: p.bucket(size, np.arange(n) % 3),
+    "to": lambda p: p.to_torch(),
     "steps": lambda p, n: p.repeat().steps(n),
 }
 """By name: adds the stage, with its arguments, to a pipeline."""

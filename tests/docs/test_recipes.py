@@ -173,7 +173,7 @@ def test_it_goes_on_where_it_was_stopped(
         capsys.readouterr()
         steps, names = run_here(scripts[1])
         saved = STOP_AFTER // SAVE_EVERY * SAVE_EVERY
-        assert names["train"].clock.steps == saved + steps
+        assert names["train"].counts.steps == saved + steps
         loss, measure = quality(capsys.readouterr().out)
         assert loss < 1.0 if name == "tokens" else measure >= 0.75
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
@@ -242,7 +242,7 @@ def test_photographs_that_are_repeated_while_none_is_ready(tmp_path: Path) -> No
     run(script.parent, str(tmp_path / "kill.py"), script.name, environment={})
     run(script.parent, script.name, environment={})
     steps, names = run_here(script)
-    assert (steps, names["train"].clock.fresh_examples) == (0, 2 * 48)
+    assert (steps, names["train"].counts.fresh_examples) == (0, 2 * 48)
 
 
 # -- beside DataLoader

@@ -169,7 +169,7 @@ def built(
     chain = chain.batch(batch)
     chain = echo(chain) if point == "batch" else chain
     if point == "device":
-        chain = echo(chain.to("cpu"))
+        chain = echo(chain.to_torch())
     return chain if workers is None else chain.workers(workers, kind=kind)
 
 
@@ -617,7 +617,7 @@ def test_streams(point: str, kind: str) -> None:
 def test_lists_of_batches(length: int, device: bool) -> None:
     loader = list(Batches(length))
     chain = stoker.from_loader(loader, seed=0)
-    pipeline = (chain.to("cpu") if device else chain).echo()
+    pipeline = (chain.to_torch() if device else chain).echo()
     for _ in range(2):
         batches = [ids(batch) for batch in pipeline]
         assert_covered(batches, set(range(4 * length)), point="batch")
@@ -633,7 +633,7 @@ def test_torch_loaders(workers: int) -> None:
     loader: Any = DataLoader(data, 4, num_workers=workers)
     for pipeline in (
         stoker.from_loader(loader, seed=0).echo(),
-        stoker.from_loader(loader, seed=0).to("cpu").echo(pool=3).random_map(shift_on_device),
+        stoker.from_loader(loader, seed=0).to_torch().echo(pool=3).random_map(shift_on_device),
     ):
         for _ in range(2):
             with leaving_nothing():
@@ -825,9 +825,9 @@ CARRIED: dict[str, Callable[[], stoker.Pipeline]] = {
         .batch(4)
     ),
     "arrays": lambda: stoker.from_arrays(np.arange(60), seed=0).shuffle().batch(4).echo("auto"),
-    "to a device": lambda: slow(40, "before", auto()).to("cpu").random_map(shift_on_device),
+    "to a device": lambda: slow(40, "before", auto()).to_torch().random_map(shift_on_device),
     "processes to a device": lambda: (
-        slow(26, "batch", auto(), kind="process").to("cpu").random_map(shift_on_device)
+        slow(26, "batch", auto(), kind="process").to_torch().random_map(shift_on_device)
     ),
 }
 
@@ -1027,7 +1027,7 @@ def test_while_a_data_set_gives_nothing_the_consumer_goes_on(
 def test_while_a_loader_gives_nothing_the_consumer_goes_on(device: bool) -> None:
     loader = Batches(16, held=8)
     chain = stoker.from_loader(loader, seed=0)
-    chain = chain.to("cpu") if device else chain
+    chain = chain.to_torch() if device else chain
     pipeline = chain.echo().random_map(shift_on_device if device else scale_batch)
     batches = stalled(pipeline, loader.gate)
     assert max(itertools.chain(*batches[:16])) < 32
@@ -1103,7 +1103,7 @@ def test_a_record_repeats_every_source(source: str) -> None:
         if source == "loader":
             return stoker.from_loader(Batches(12), seed=0).echo().random_map(scale_batch)
         if source == "device":
-            return stoker.from_loader(Batches(12), seed=0).to("cpu").echo()
+            return stoker.from_loader(Batches(12), seed=0).to_torch().echo()
         if source == "arrays":
             return stoker.from_arrays(np.arange(90), seed=0).shuffle().echo().batch(4)
         if source == "sieve":
@@ -1465,7 +1465,7 @@ def test_saved_within_steps_the_rest_of_them_is_left() -> None:
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> None:
     pipeline = slow(40, point, auto())
-    assert (pipeline.progress, pipeline.clock) == (0.0, stoker.Clock())
+    assert (pipeline.progress, pipeline.counts) == (0.0, stoker.Counts())
     times, uses, steps = [0.0], 0, 0
     for epoch in range(3):
         seen: set[int] = set()
@@ -1477,11 +1477,11 @@ def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> N
             steps += 1
             assert pipeline.epoch == epoch
             assert pipeline.progress == pytest.approx(len(seen) / 40)
-            assert pipeline.clock == stoker.Clock(40 * epoch + len(seen), uses, steps)
+            assert pipeline.counts == stoker.Counts(40 * epoch + len(seen), uses, steps)
             times.append(pipeline.epoch + pipeline.progress)
         assert times[-1] == epoch + 1
         assert (pipeline.epoch, pipeline.progress) == (epoch + 1, 0.0)
-        assert pipeline.clock == stoker.Clock(40 * (epoch + 1), uses, steps)
+        assert pipeline.counts == stoker.Counts(40 * (epoch + 1), uses, steps)
         times.append(pipeline.epoch + pipeline.progress)
     assert times == sorted(times)
 
@@ -1498,22 +1498,22 @@ def test_clocks_do_not_stretch_with_the_factor(point: str, echo: Echo) -> None:
                 assert before <= now <= before + 1
                 before = now
             assert before == pipeline.epoch
-            assert pipeline.clock.fresh_examples == 40 * pipeline.epoch
-    assert pipeline.clock.uses >= 80
+            assert pipeline.counts.fresh_examples == 40 * pipeline.epoch
+    assert pipeline.counts.uses >= 80
 
 
 @pytest.mark.parametrize("device", [False, True])
 def test_clocks_over_a_loader(device: bool) -> None:
     chain = stoker.from_loader(Batches(8), seed=0)
-    pipeline = (chain.to("cpu") if device else chain).echo()
+    pipeline = (chain.to_torch() if device else chain).echo()
     for epoch in range(2):
         seen: set[int] = set()
         for batch in pipeline:
             seen |= set(ids(batch))
             assert pipeline.progress >= len(seen) / 32 - 1e-9
             assert device or pipeline.progress == pytest.approx(len(seen) / 32)
-            assert pipeline.clock.fresh_examples >= 32 * epoch + len(seen)
-        assert pipeline.clock.fresh_examples == 32 * (epoch + 1)
+            assert pipeline.counts.fresh_examples >= 32 * epoch + len(seen)
+        assert pipeline.counts.fresh_examples == 32 * (epoch + 1)
 
 
 def test_progress_of_what_has_no_length_counts_steps_or_says_why_not() -> None:
@@ -1523,7 +1523,7 @@ def test_progress_of_what_has_no_length_counts_steps_or_says_why_not() -> None:
     assert "\n" not in str(caught.value)
     with iter(chain) as iterator:
         next(iterator)
-        assert chain.clock.steps == 1
+        assert chain.counts.steps == 1
         with pytest.raises(TypeError, match=r"\.steps\(n\)"):
             chain.progress  # noqa: B018
     chain = chain.steps(5)
@@ -1549,17 +1549,17 @@ def test_clocks_survive_a_state(point: str) -> None:
             if number % 2 == 0:
                 restored = slow(24, point, auto(pool=8))
                 restored.load_state_dict(through_json(pipeline.state_dict()))
-                assert restored.clock == pipeline.clock
+                assert restored.counts == pipeline.counts
                 assert restored.progress == pipeline.progress
                 assert restored.epoch == pipeline.epoch
-                before = restored.clock
+                before = restored.counts
                 list(restored)
-                assert restored.clock.fresh_examples == 48
-                assert restored.clock.uses >= before.uses
-                assert restored.clock.steps >= before.steps
+                assert restored.counts.fresh_examples == 48
+                assert restored.counts.uses >= before.uses
+                assert restored.counts.steps >= before.steps
         restored = slow(24, point, auto(pool=8))
         restored.load_state_dict(through_json(pipeline.state_dict()))
-    assert restored.clock == pipeline.clock
+    assert restored.counts == pipeline.counts
     assert (restored.epoch, restored.progress) == (2, 0.0)
 
 
@@ -1568,16 +1568,16 @@ def test_an_epoch_that_was_left_early_counts_for_what_it_gave() -> None:
     for number, _ in enumerate(pipeline):
         if number == 3:
             break
-    left_at = pipeline.clock
+    left_at = pipeline.counts
     assert left_at.steps == 4
     assert pipeline.progress == left_at.fresh_examples / 40
     next(iter(pipeline))
     assert pipeline.epoch == 1
-    assert pipeline.clock.steps == 5
-    assert pipeline.clock.uses == left_at.uses + 4
+    assert pipeline.counts.steps == 5
+    assert pipeline.counts.uses == left_at.uses + 4
     pipeline.set_epoch(7)
     assert (pipeline.epoch, pipeline.progress) == (7, 0.0)
-    assert pipeline.clock.steps == 5
+    assert pipeline.counts.steps == 5
 
 
 # -- whose batches they are
@@ -1636,13 +1636,13 @@ SOURCES: dict[str, Callable[[], stoker.Pipeline]] = {
     "process": lambda: (
         stoker.from_dataset(Slow(10**6), seed=0).echo().batch(4).workers(2, kind="process")
     ),
-    "behind a batch": lambda: stoker.from_dataset(Slow(10**6), seed=0).batch(4).to("cpu").echo(),
+    "behind a batch": lambda: stoker.from_dataset(Slow(10**6), seed=0).batch(4).to_torch().echo(),
     "filtered": lambda: (
         stoker.from_dataset(Slow(10**6), seed=0).filter(Keep(2, 0), on="id").echo().batch(4)
     ),
     "stream": lambda: stoker.from_iterable(Stream(10**6), seed=0).echo().batch(4).workers(2),
     "loader": lambda: stoker.from_loader(Batches(10**6), seed=0).echo(),
-    "loader on a device": lambda: stoker.from_loader(Batches(10**6), seed=0).to("cpu").echo(),
+    "loader on a device": lambda: stoker.from_loader(Batches(10**6), seed=0).to_torch().echo(),
 }
 
 
@@ -1723,7 +1723,7 @@ def test_what_a_loader_raises_arrives_once_and_it_goes_on(
     chain = stoker.from_loader(Batches(12, fails=fails), seed=0)
     raised, found = [], []
     with leaving_nothing():
-        iterator = iter((chain.to("cpu") if device else chain).echo())
+        iterator = iter((chain.to_torch() if device else chain).echo())
         while True:
             try:
                 found.append(ids(next(iterator)))
@@ -1757,7 +1757,7 @@ def test_closing_does_not_wait_long_for_a_loader_that_hangs(
     monkeypatch.setattr(prefetch, "_JOIN_S", 0.2)  # it is a few seconds
     loader = Batches(16, held=4)
     before = threads()
-    iterator = iter(stoker.from_loader(loader, seed=0).to("cpu").echo())
+    iterator = iter(stoker.from_loader(loader, seed=0).to_torch().echo())
     found = [ids(next(iterator)) for _ in range(4)]
     assert loader.gate.reached.wait(PATIENCE_S)
     found += [ids(next(iterator)) for _ in range(4)]

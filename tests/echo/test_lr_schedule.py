@@ -114,7 +114,7 @@ def chains_of_known_length(draw: st.DrawFn) -> Any:
     made = made.echo(draw(factors), pool=draw(pools)) if echo == "before" else made
     made = made.batch(draw(st.integers(1, 8)), drop_last=draw(st.booleans()))
     made = made.echo(draw(factors), pool=draw(pools)) if echo == "behind" else made
-    made = made.to("cpu") if draw(st.booleans()) else made
+    made = made.to_torch() if draw(st.booleans()) else made
     return made.workers(0)
 
 

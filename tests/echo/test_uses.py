@@ -36,8 +36,8 @@ def pipelines() -> dict[str, Any]:
         "batches, changed": begin().batch(8).echo("auto").random_map(lambda b, rng: b),
         "loader": stoker.echo(batches_of(8, N), 3),
         "examples": begin().echo(3),
-        "on a device": begin().echo(3).batch(8).to("cpu"),
-        "batches on a device": begin().batch(8).to("cpu").echo(3),
+        "on a device": begin().echo(3).batch(8).to_torch(),
+        "batches on a device": begin().batch(8).to_torch().echo(3),
     }
 
 
@@ -70,7 +70,7 @@ def test_each_use_has_its_number_and_its_distance(name: str) -> None:
                 at[value] = step
             assert len(last.number) == len(values)
             if name != "filtered":  # there what was left out counts as read
-                assert train.clock.fresh_examples % N == len(seen) % N
+                assert train.counts.fresh_examples % N == len(seen) % N
 
 
 def test_where_examples_are_left_out_the_clock_goes_on_evenly() -> None:
@@ -78,8 +78,8 @@ def test_where_examples_are_left_out_the_clock_goes_on_evenly() -> None:
     before, seen = 0, set()
     for batch in train:
         seen |= set(batch.tolist())
-        assert before <= train.clock.fresh_examples
-        before = train.clock.fresh_examples
+        assert before <= train.counts.fresh_examples
+        before = train.counts.fresh_examples
         assert before <= N
     assert before == N
     assert len(seen) == 42
@@ -97,7 +97,7 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
     with iter(train) as batches:
         for step, _ in enumerate(batches, 1):
             last = train.last
-            seen.append((last.number.tolist(), last.age_steps.tolist(), train.clock))
+            seen.append((last.number.tolist(), last.age_steps.tolist(), train.counts))
             if step == stop:
                 saved = train.state_dict()
     if saved is None:
@@ -109,7 +109,7 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
     again.load_state_dict(saved)
     for (numbers, ages, clock), _ in zip(seen[stop:], again, strict=True):
         last = again.last
-        assert again.clock == clock
+        assert again.counts == clock
         assert last.number.tolist() == numbers
         for age, known in zip(ages, last.age_steps.tolist(), strict=True):
             assert known in ((age,) if age == 0 or factor == "auto" else (age, -1))

@@ -269,7 +269,7 @@ def test_what_cannot_be_moved_fails_in_its_turn(batches: list[Any]) -> None:
     assert [type(each) is Failure for each in came] == [False, False, True, False, False]
     error = came[2].error
     assert isinstance(error, StageError)
-    assert (error.stage, error.batch) == ("to(cpu)", 2)
+    assert (error.stage, error.batch) == ("to_torch(cpu)", 2)
     assert isinstance(error.__cause__, ValueError)
 
 

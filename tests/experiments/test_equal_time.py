@@ -73,7 +73,7 @@ def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
     with closing(epoch_after_epoch(fed)) as batches:
         for step, items in enumerate(found.items):
             assert sorted(np.asarray(next(batches)).tolist()) == sorted(items.tolist()), step
-    assert fed.clock.fresh_examples == found.fresh
+    assert fed.counts.fresh_examples == found.fresh
 
 
 @given(

@@ -23,7 +23,7 @@ def adaptive() -> stoker.Pipeline:
 
 
 def late() -> stoker.Pipeline:
-    return stoker.from_dataset(range(20), seed=0).batch(2, late=1)
+    return stoker.from_dataset(range(20), seed=0).late(1).batch(2)
 
 
 def flowing() -> stoker.Pipeline:
@@ -31,7 +31,7 @@ def flowing() -> stoker.Pipeline:
 
 
 def on_device() -> stoker.Pipeline:
-    return stoker.from_dataset(range(20), seed=0).batch(2).to("cpu")
+    return stoker.from_dataset(range(20), seed=0).batch(2).to_torch()
 
 
 def raises() -> stoker.Pipeline:

@@ -188,7 +188,7 @@ def test_jobs_echo_batch_and_move_what_comes(feed: Somewhere) -> None:
         again = stoker.from_feed(feed.url(), seed=1).random_map(served.noisy, on=0).batch(50)
         again.load_state_dict(states[0])
         assert [served.digest(batch) for batch in again] == whole[1:]
-        echoed = stoker.from_feed(feed.url()).batch(25).echo("auto", max_factor=3).to("cpu")
+        echoed = stoker.from_feed(feed.url()).batch(25).echo("auto", max_factor=3).to_torch()
         assert sum(1 for _ in echoed) >= 6
 
 

@@ -21,7 +21,7 @@ def test_what_the_examples_share_can_be_trained_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(task, "PICTURES", 64)
     model = task.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
-    assert 0 < task.train_epoch(model, optimizer, task.make_pipeline().to("cpu")) < 2
+    assert 0 < task.train_epoch(model, optimizer, task.make_pipeline().to_torch()) < 2
 
 
 @pytest.mark.full  # four processes that import torch

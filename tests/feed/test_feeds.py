@@ -70,7 +70,7 @@ def test_batches_are_read_only_views_and_may_go_to_torch(name: str) -> None:
             grids += 1
         assert not labels.flags.writeable
         assert not grids.flags.owndata
-        tensors = stoker.from_feed(name).to("cpu")
+        tensors = stoker.from_feed(name).to_torch()
         moved, _ = next(iter(tensors))
         moved.zero_()
         again = stoker.from_feed(name)
@@ -201,7 +201,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
     ("target", "says"),
     [
         (failing_target("adaptive"), "cannot serve .echo"),
-        (failing_target("late"), "cannot serve .batch"),
+        (failing_target("late"), "cannot serve .late"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
         (failing_target("on_device"), r"\.to\(device\)"),
         (failing_target("raises"), "no data today"),

@@ -237,7 +237,7 @@ def padded_ranks(kind: str) -> None:
         for examples, batch in SIZES:
             for pad in ("pad", "pad_full"):
                 held_out = stoker.from_arrays(np.arange(examples), seed=0)
-                held_out = held_out.shard(mask="valid", remainder=pad).batch(batch).to("cpu")
+                held_out = held_out.shard(mask="valid", remainder=pad).batch(batch).to_torch()
                 for loader in (held_out, accelerator.prepare(held_out.as_dataloader())):
                     check_gathered(accelerator, loader, examples)
                 held_out.set_epoch(0)

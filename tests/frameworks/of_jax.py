@@ -59,7 +59,7 @@ class Loop:
         )
         self.train = make(kind, "JAX", use)
         if isinstance(self.train, stoker.Pipeline):
-            self.train = self.train.to(self.over_all)
+            self.train = self.train.to_jax(self.over_all)
         self.net = Net()
         self.seen: Seen = []
         self.steps = len(self.train) * EPOCHS

@@ -379,7 +379,7 @@ def padded_ranks(kind: str) -> None:
             run = trainer(devices=2, strategy="ddp")
             held_out = stoker.from_dataset(Numbered(examples), seed=0)
             held_out = held_out.shard(rank=RANK, world_size=WORLD, mask="valid", remainder="pad")
-            told = getattr(run, use)(Evaluated(), held_out.batch(batch).to("cpu"), verbose=False)
+            told = getattr(run, use)(Evaluated(), held_out.batch(batch).to_torch(), verbose=False)
             ids = np.arange(examples)
             assert np.isclose(told[0]["right"], (ids % 2 == 0).mean()), (examples, batch, told)
             assert np.isclose(told[0]["loss"], ids.mean()), (examples, batch, told)

@@ -159,7 +159,7 @@ def compiled(kind: str) -> None:
     def losses(step: Any) -> list[float]:
         weight = torch.ones((), requires_grad=True)
         found = []
-        for x in stoker.from_dataset(Numbered(), seed=0).shuffle().echo(2).batch(8).to("cpu"):
+        for x in stoker.from_dataset(Numbered(), seed=0).shuffle().echo(2).batch(8).to_torch():
             loss = step(weight, x["ids"])
             loss.backward()
             found.append(float(loss.detach()))
@@ -234,7 +234,7 @@ def sharded_model(kind: str) -> None:
         for part in (layers[0], layers[2], model):
             fully_shard(part, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        return model, optimizer, chain().shard().echo(2).batch(8).to("cpu")
+        return model, optimizer, chain().shard().echo(2).batch(8).to_torch()
 
     def run(of: Any, epoch: int, stop: int | None = None) -> Seen:
         model, optimizer, train = of

@@ -168,7 +168,7 @@ def auto(kind: str) -> None:
     rest.train(resume_from_checkpoint="out/checkpoint-7")
     steps = len(first.model.seen) + len(rest.model.seen)
     assert steps == rest.state.global_step == 2 * 10
-    clock = rest.made.clock
+    clock = rest.made.counts
     assert clock.steps == steps
     assert clock.fresh_examples >= EXAMPLES
     assert {i for _, ids in first.model.seen + rest.model.seen for i in ids} == set(range(EXAMPLES))

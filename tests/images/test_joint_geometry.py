@@ -218,7 +218,7 @@ def test_images_on_a_device_are_flipped_with_their_masks_and_boxes() -> None:
     deep = pixels[:, :2].clone()
     boxes = torch.tensor([[[1, 2, 4, 5], [0, 0, 10, 8]]] * 6)
     data = stoker.from_arrays(pixels.numpy(), masks.numpy(), deep.numpy(), boxes.numpy(), seed=0)
-    flipping = data.batch(6).to("cpu").random_map(images.random_flip, on=[0, 1, 2, 3])
+    flipping = data.batch(6).to_torch().random_map(images.random_flip, on=[0, 1, 2, 3])
     (made,) = flipping
     flipped = made[0][:, 0, 0, 0] > made[0][:, 0, 0, 9]
     assert 0 < flipped.sum() < 6
@@ -281,7 +281,7 @@ def test_a_module_of_torch_gets_a_plain_tuple() -> None:
             assert type(pair) is tuple
             return pair[0] + torch.rand(()), pair[1]
 
-    data = stoker.from_arrays(np.zeros((4, 3)), np.arange(4), seed=0).batch(2).to("cpu")
+    data = stoker.from_arrays(np.zeros((4, 3)), np.arange(4), seed=0).batch(2).to_torch()
     for with_module in (data.map(Pair(), on=[0, 1]), data.random_map(Pair(), on=[0, 1])):
         assert next(iter(with_module))[0].max() > 0
 

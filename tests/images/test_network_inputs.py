@@ -112,7 +112,7 @@ def test_a_pipeline_makes_them_in_one_pass(both: list[Any], where: str, workers:
     else:
         pipeline = pipeline.batch(4)
         if "to" in where:
-            pipeline = pipeline.to("cpu")
+            pipeline = pipeline.to_torch()
         if "echoed" in where:
             pipeline = pipeline.echo(2)
         pipeline = mapped(pipeline, both)

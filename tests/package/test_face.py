@@ -37,7 +37,7 @@ def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: i
         pipeline.resume_at(n)
         assert stream(pipeline) == epochs[0][n:]
         assert stream(pipeline) == epochs[1]
-        assert pipeline.clock == plain.clock
+        assert pipeline.counts == plain.counts
 
 
 def test_where_numbers_tell_nothing_is_read_for_it() -> None:
@@ -87,7 +87,7 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
         whole, clocks = [], []
         for batch in plain:
             whole.append(batch.tolist())
-            clocks.append(plain.clock)
+            clocks.append(plain.counts)
         second = batches(plain)
         for n in (1, 7, 60, 95, 200):
             skipping = build()
@@ -98,7 +98,7 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
             left = []
             for number, batch in enumerate(iterator, n):
                 left.append(batch.tolist())
-                assert skipping.clock == clocks[number]
+                assert skipping.counts == clocks[number]
                 if number == n:
                     state = skipping.state_dict()
             assert left == whole[n:]
@@ -155,7 +155,7 @@ SKIPPED: dict[str, Any] = {
     "rounds of an order": lambda: SKIPPED["order"]().repeat().steps(7),
     "rounds by weights": lambda: (
         stoker.from_arrays(np.arange(20), seed=0)
-        .shuffle(weights=lambda epoch: np.arange(20) + epoch + 1.0)
+        .sample(lambda epoch: np.arange(20) + epoch + 1.0)
         .batch(4).repeat().steps(7)
     ),
 }  # fmt: skip

@@ -167,8 +167,8 @@ def test_a_trainer_that_is_given_a_pipeline_as_data_says_what_to_do(tmp_path: An
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xla"])
 def test_a_device_that_is_not_there_is_said_when_iterating(device: str) -> None:
-    train = numbers().batch(4).to(device)
-    assert f".to({device})" in str(train)
+    train = numbers().batch(4).to_torch(device)
+    assert f".to_torch({device})" in str(train)
     if device == "cuda" and torch.cuda.is_available():
         return
     with pytest.raises(RuntimeError, match=rf"\.to\({device}\) finds no such device: .*\"cpu\"\)"):
@@ -177,7 +177,7 @@ def test_a_device_that_is_not_there_is_said_when_iterating(device: str) -> None:
 
 def test_what_is_no_device_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a device, .* not torch\.float16"):
-        numbers().batch(4).to(torch.float16)
+        numbers().batch(4).to_torch(torch.float16)
 
 
 @settings(max_examples=500 if FULL else 8)

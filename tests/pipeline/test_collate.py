@@ -76,7 +76,7 @@ def test_named_tuples_tensors_and_bare_arrays() -> None:
     import torch
 
     sounds = [Sound(torch.ones(n), f"{n}") for n in (2, 4)]
-    (batch,) = stoker.from_dataset(sounds).batch(2, collate=pad()).to("cpu")
+    (batch,) = stoker.from_dataset(sounds).batch(2, collate=pad()).to_torch()
     assert isinstance(batch, Sound)
     assert batch.label == ["2", "4"]
     assert batch.samples.values.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]

@@ -50,7 +50,7 @@ def test_each_epoch_has_what_there_is_when_it_begins(workers: dict[str, Any]) ->
         assert f"{length:,} examples" in str(pipeline)
         assert sorted(numbers(pipeline)) == list(range(length))
         assert pipeline.stats().fresh_examples == length
-    assert pipeline.clock.fresh_examples == 75
+    assert pipeline.counts.fresh_examples == 75
     assert pipeline.epoch == 5
 
 

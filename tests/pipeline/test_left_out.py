@@ -298,7 +298,7 @@ def test_filters_look_at_fields_or_at_whole_examples() -> None:
 )
 def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) -> None:
     def build() -> stoker.Pipeline:
-        return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to("cpu").echo(2)
+        return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to_torch().echo(2)
 
     assert testing.check_resume(build)
 
@@ -810,7 +810,7 @@ def test_len_is_not_known() -> None:
         data.filter(all_pass),
         data.echo(2).filter(all_pass).batch(4),
         data.map(all_same, on_error=1).batch(4),
-        data.filter(all_pass).batch(4).echo(2).to("cpu"),
+        data.filter(all_pass).batch(4).echo(2).to_torch(),
         stoker.from_dataset(Examples(30), seed=0, on_error=0.1).batch(4),
     ):
         with pytest.raises(TypeError, match="not known"):
@@ -999,7 +999,7 @@ def test_what_a_drain_repeats_in_a_batch_is_fresh_once(n: int) -> None:
 
     train = build()
     for _ in train:
-        assert train.clock.fresh_examples <= 7
+        assert train.counts.fresh_examples <= 7
         assert train.progress <= 1
     state = train.state_dict()
     build().load_state_dict(state)

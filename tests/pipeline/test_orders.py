@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +67,7 @@ def test_each_example_comes_as_often_as_its_share(
     length = len(weights)
     places = max(1, int(share * length))
     data = stoker.from_arrays(np.arange(length), seed=seed)
-    train = data.shuffle(weights=weights, num_samples=places)
+    train = data.sample(weights, num_samples=places)
     orders = []
     for _ in range(2):
         orders.append([int(x) for x in train])
@@ -84,7 +85,7 @@ def test_chosen_examples_alone_are_weighed(weights: NDArray[Any], seed: int) -> 
     mask[int(np.argmax(weights))] = True
     data = stoker.from_arrays(np.arange(length), seed=seed).select(mask)
     assert_even(
-        counts(data.shuffle(weights=weights, num_samples=length), length),
+        counts(data.sample(weights, num_samples=length), length),
         np.where(mask, weights, 0),
         length,
     )
@@ -94,7 +95,7 @@ def test_chosen_examples_alone_are_weighed(weights: NDArray[Any], seed: int) -> 
 @given(weights=weightings(), world=st.integers(2, 4), seed=st.integers(0, 2**40))
 def test_ranks_share_out_the_draws(weights: NDArray[Any], world: int, seed: int) -> None:
     length = len(weights)
-    data = stoker.from_arrays(np.arange(length), seed=seed).shuffle(weights=weights)
+    data = stoker.from_arrays(np.arange(length), seed=seed).sample(weights)
     seen: list[int] = []
     for rank in range(world):
         seen += [int(x) for x in data.shard(rank=rank, world_size=world, remainder="uneven")]
@@ -104,7 +105,7 @@ def test_ranks_share_out_the_draws(weights: NDArray[Any], world: int, seed: int)
 def test_the_shares_of_classes_are_exact() -> None:
     labels = np.sort(np.random.default_rng(0).integers(0, 10, 10_000) ** 2 // 10)  # as in a folder
     weights = 1 / np.bincount(labels)[labels]
-    train = stoker.from_arrays(labels, seed=1).shuffle(weights=weights, num_samples=9_000)
+    train = stoker.from_arrays(labels, seed=1).sample(weights, num_samples=9_000)
     found = np.bincount(np.concatenate(list(train.batch(1_000))))
     kinds = np.unique(labels)
     assert abs(found[kinds] - 9_000 / len(kinds)).max() < 1
@@ -121,11 +122,11 @@ def odd(x: Any) -> Any:
 
 
 def weighted(data: stoker.Pipeline) -> stoker.Pipeline:
-    return data.shuffle(weights=np.arange(N) % 5)
+    return data.sample(np.arange(N) % 5)
 
 
 def by_epoch(data: stoker.Pipeline) -> stoker.Pipeline:
-    return data.shuffle(weights=lambda epoch: np.arange(N) % (epoch + 3), num_samples=100)
+    return data.sample(lambda epoch: np.arange(N) % (epoch + 3), num_samples=100)
 
 
 def own(data: stoker.Pipeline) -> stoker.Pipeline:
@@ -190,7 +191,7 @@ def test_an_echo_that_follows_the_stall_runs_on(order: str) -> None:
 
 
 def test_weights_that_stay_go_into_mixtures() -> None:
-    a = stoker.from_arrays(np.arange(100)).shuffle(weights=np.arange(100) % 2)
+    a = stoker.from_arrays(np.arange(100)).sample(np.arange(100) % 2)
     b = stoker.from_arrays(np.arange(1_000, 1_100)).shuffle()
 
     def build() -> stoker.Pipeline:
@@ -234,14 +235,12 @@ def test_what_a_function_returned_is_copied() -> None:
 
 def test_weights_are_copied_unless_nobody_can_write_to_them(tmp_path: Path) -> None:
     weights = np.ones(N)
-    train = stoker.from_arrays(np.arange(N), seed=0).shuffle(weights=weights)
+    train = stoker.from_arrays(np.arange(N), seed=0).sample(weights)
     weights[:] = 0
     assert sorted(map(int, train)) == list(range(N))
     np.save(tmp_path / "w.npy", np.arange(N) % 3)
     mapped = np.load(tmp_path / "w.npy", mmap_mode="r")
-    assert_even(
-        counts(stoker.from_arrays(np.arange(N), seed=0).shuffle(weights=mapped), N), mapped, N
-    )
+    assert_even(counts(stoker.from_arrays(np.arange(N), seed=0).sample(mapped), N), mapped, N)
 
 
 def test_an_order_that_changed_before_a_resume_is_refused() -> None:
@@ -297,16 +296,16 @@ def test_other_ranks_go_on_with_the_same_order_alone() -> None:
 
 def test_weights_of_another_function_are_refused_at_a_resume() -> None:
     data = stoker.from_arrays(np.arange(N), seed=0)
-    train = data.shuffle(weights=lambda epoch: np.arange(N)).batch(10)
+    train = data.sample(lambda epoch: np.arange(N)).batch(10)
     next(iter(train))
-    other = data.shuffle(weights=lambda epoch: np.arange(N) + 1).batch(10)
+    other = data.sample(lambda epoch: np.arange(N) + 1).batch(10)
     other.load_state_dict(train.state_dict())
     with pytest.raises(StateError, match="order of epoch 0 is another one"):
         list(other)
-    given = data.shuffle(weights=np.arange(N)).batch(10)
+    given = data.sample(np.arange(N)).batch(10)
     next(iter(given))
     with pytest.raises(StateError, match="belongs to another pipeline"):
-        data.shuffle(weights=np.arange(N) + 1).batch(10).load_state_dict(given.state_dict())
+        data.sample(np.arange(N) + 1).batch(10).load_state_dict(given.state_dict())
 
 
 @pytest.mark.parametrize("digest", [None, 5, "", "123456789", []])
@@ -375,17 +374,15 @@ WEIGHTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("weights", "message"), WEIGHTS)
 def test_weights_that_draw_nothing_are_refused(weights: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        stoker.from_arrays(np.arange(10)).shuffle(weights=weights)
+        stoker.from_arrays(np.arange(10)).sample(weights)
     if not callable(weights):
-        train = stoker.from_arrays(np.arange(10)).shuffle(weights=lambda epoch: weights)
+        train = stoker.from_arrays(np.arange(10)).sample(lambda epoch: weights)
         with pytest.raises(StageError, match=message):
             list(train)
 
 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"num_samples": 5}, "needs weights"),
-    ({"weights": np.ones(10), "block": 5}, "leave buffer= and block= out"),
-    ({"weights": np.ones(10), "buffer": 5}, "leave buffer= and block= out"),
+    ({"weights": np.ones(10), "replacement": 1}, "True or False"),
     ({"weights": np.ones(10), "num_samples": 0}, "at least one example"),
     ({"weights": np.ones(10), "num_samples": 1.5}, "whole number"),
 ]
@@ -396,7 +393,7 @@ def test_arguments_that_do_not_go_together_are_refused(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        stoker.from_arrays(np.arange(10)).shuffle(**arguments)
+        stoker.from_arrays(np.arange(10)).sample(**arguments)
 
 
 PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
@@ -410,7 +407,7 @@ PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
     "mixture": (
         lambda: stoker.mix({stoker.from_arrays(np.arange(10)): 1}),
-        r"in its parts, stoker.mix\(\{a.shuffle\(weights=...\): 2",
+        r"in its parts, stoker.mix\(\{a.sample\(weights\): 2",
     ),
 }
 
@@ -421,7 +418,7 @@ def test_they_stand_behind_a_source_with_numbers(place: str) -> None:
     with pytest.raises(ValueError, match=message):
         build().order(lambda epoch, rng: range(10))
     with pytest.raises(ValueError, match=message):
-        build().shuffle(weights=np.ones(10))
+        build().sample(np.ones(10))
 
 
 def test_an_epoch_has_one_order() -> None:
@@ -443,11 +440,11 @@ def test_what_is_no_function_of_epoch_and_rng_is_refused(fn: Any) -> None:
 def test_print_tells_of_repeats_in_a_batch() -> None:
     data = stoker.from_arrays(np.arange(1_000), seed=0)
     heavy = np.random.default_rng(0).pareto(1.5, 1_000)
-    train = data.shuffle(weights=heavy).batch(256)
+    train = data.sample(heavy).batch(256)
     told = int(str(train).partition(" of 256 in a batch are repeats")[0].rpartition("about ")[2])
     repeats = [256 - len(set(batch.tolist())) for batch in train if len(batch) == 256]
     assert abs(told - np.mean(repeats)) < 0.2 * told
-    assert "repeats" not in str(data.shuffle(weights=np.ones(1_000)).batch(256))
+    assert "repeats" not in str(data.sample(np.ones(1_000)).batch(256))
     assert "order(hard, length=5)" in str(data.order(hard, length=5))
 
 
@@ -470,9 +467,43 @@ def test_repeats_come_from_a_cache() -> None:
             return self
 
     weights = np.where(np.arange(20) == 7, 30.0, 1.0)
-    train = stoker.from_dataset(Data(), seed=0).shuffle(weights=weights, num_samples=50)
+    train = stoker.from_dataset(Data(), seed=0).sample(weights, num_samples=50)
     train = train.cache("1MiB", version="1").batch(10).workers(0)
     list(train)
     first = len(read)  # while an example is being written it may be read again
     list(train)
     assert len(read) - first < 3
+
+
+@few(20)
+@given(st.integers(0, 2**40), st.integers(1, 40))
+def test_without_replacement_no_example_comes_twice_in_an_epoch(seed: int, count: int) -> None:
+    weights = np.arange(60) % 4  # 45 of them above 0
+    train = stoker.from_arrays(np.arange(60), seed=seed).sample(
+        weights, num_samples=count, replacement=False
+    )
+    epochs = [[int(x) for x in train] for _ in range(3)]
+    for epoch in epochs:
+        assert len({*epoch}) == len(epoch) == count
+        assert weights[epoch].min() > 0
+    check_resume(lambda: train.batch(4), every=3)
+
+
+def test_without_replacement_heavy_examples_come_more_often() -> None:
+    weights = np.r_[np.ones(90), np.full(10, 30.0)]
+    train = stoker.from_arrays(np.arange(100), seed=0).sample(
+        weights, num_samples=10, replacement=False
+    )
+    heavy = [np.mean([int(x) >= 90 for x in train]) for _ in range(200)]
+    assert 0.6 < np.mean(heavy) < 0.75  # drawn by NumPy's choice(replace=False): 0.678
+    too_many = stoker.from_arrays(np.arange(100)).sample(weights * (weights > 2), replacement=False)
+    with pytest.raises(ValueError, match="only 10 have a weight above 0"):
+        list(too_many)
+
+
+def test_weights_may_be_a_field() -> None:
+    data = {"x": np.arange(40), "w": np.arange(40) % 3}
+    named, given = (
+        stoker.from_table(pa.table(data), seed=2).sample(weights) for weights in ("w", data["w"])
+    )
+    assert [x["x"] for x in named] == [x["x"] for x in given]

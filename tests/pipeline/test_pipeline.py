@@ -382,7 +382,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "random map of three": (lambda: chain().random_map(cast(Any, three)), TypeError, "rng"),
     "batch of a bool": (lambda: chain().batch(True), TypeError, "whole number"),
     "shuffle twice": (lambda: chain().shuffle().shuffle(), ValueError, "first"),
-    "to twice": (lambda: chain().batch(2).to("cpu").to("cpu"), ValueError, "once"),
+    "to twice": (lambda: chain().batch(2).to_torch().to_torch(), ValueError, "once"),
     "no processes": (lambda: chain().workers(0, kind="process"), ValueError, "0"),
     "seed bool": (lambda: stoker.from_arrays(np.zeros(3), seed=True), TypeError, "seed"),
     "an array of no dimension": (lambda: stoker.from_arrays(np.array(1)), TypeError, "dimension"),

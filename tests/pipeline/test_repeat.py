@@ -61,7 +61,7 @@ def test_epochs_are_cuts_of_one_stream_and_go_on_anywhere(
                     state = pipeline.state_dict()
             assert len(given) % steps == 0
         assert given == whole
-        assert pipeline.clock.steps == len(whole)
+        assert pipeline.counts.steps == len(whole)
 
         resumed = build(0)
         resumed.load_state_dict(through_json(state))
@@ -87,7 +87,7 @@ def test_epochs_have_n_batches_where_nothing_else_tells_how_many(kind: str) -> N
         assert pipeline.epoch + pipeline.progress > before
         before = pipeline.epoch + pipeline.progress
     assert before > 1
-    assert pipeline.clock.steps == 44
+    assert pipeline.counts.steps == 44
 
 
 def test_what_is_left_early_goes_on_in_the_next_epoch() -> None:
@@ -126,7 +126,7 @@ def test_over_a_loader_without_a_state_an_epoch_s_end_leads_to_the_next_pass(fac
     resumed = build()
     resumed.load_state_dict(through_json(state))
     assert resumed.epoch == 1
-    assert resumed.clock == pipeline.clock
+    assert resumed.counts == pipeline.counts
     given = [int(b[0]) for _ in range(5 * factor) for b in resumed]
     assert given[: 5 * factor].count(0) == factor
     assert len(given) == 3 * 5 * factor
@@ -205,7 +205,7 @@ def test_epochs_and_batches_are_found_by_number_without_reading(epoch: int, skip
     jumping.resume_at(skip)
     assert [b.tolist() for b in jumping] == expected
     assert len(read) == 4 * len(expected)
-    assert jumping.clock.steps == (epoch + 1) * 7
+    assert jumping.counts.steps == (epoch + 1) * 7
     assert len(whole) == 49
 
 
@@ -279,7 +279,7 @@ def test_a_pass_that_ends_where_the_steps_do_is_counted(kind: str, workers: int 
         states.append(through_json(train.state_dict()))
         assert (train.stats().epoch, train.stats().batches) == (len(states) - 1, 5)
     assert (len(given), len(states)) == (15, 3)
-    assert train.clock.steps == 15
+    assert train.counts.steps == 15
     assert given[:5] == whole
     for at, state in enumerate(states[:-1], 1):
         again = build()

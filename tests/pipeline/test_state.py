@@ -112,7 +112,7 @@ def test_a_state_at_the_last_batch_is_one_between_epochs(ended: bool) -> None:
     iterator = iter(pipeline)
     for _ in range(spec.outputs):
         next(iterator)
-    clock = pipeline.clock
+    clock = pipeline.counts
     if ended:
         assert next(iterator, None) is None
     state = through_json(pipeline.state_dict())
@@ -120,7 +120,7 @@ def test_a_state_at_the_last_batch_is_one_between_epochs(ended: bool) -> None:
     second = stream(pipeline)
     restored = built(spec, 0)
     restored.load_state_dict(state)
-    assert (restored.epoch, restored.clock) == (1, clock)
+    assert (restored.epoch, restored.counts) == (1, clock)
     assert stream(restored) == second
 
 

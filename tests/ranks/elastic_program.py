@@ -77,7 +77,7 @@ def main(folder: str, kind: str, keeps: int, dies: list[int]) -> None:
             train.load_state_dict(json.load(file))
     with open(os.path.join(folder, f"{time.monotonic_ns()}-{rank}.jsonl"), "w") as log:
         for ids, draws in train:
-            step = train.clock.steps
+            step = train.counts.steps
             killed = os.path.join(folder, "killed")
             if rank == dies[0] and step == dies[1] and not os.path.exists(killed):  # once
                 with open(killed, "w") as file:

@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
     "balanced": lambda n: rows(n).shuffle(),
     "mixture": mixture,
     "selected": lambda n: rows(2 * n).select(np.arange(2 * n) % 2 == 0).shuffle(),
-    "weighted": lambda n: rows(n).shuffle(weights=np.arange(n) % 5 + 30.0 * (np.arange(n) < 3)),
+    "weighted": lambda n: rows(n).sample(np.arange(n) % 5 + 30.0 * (np.arange(n) < 3)),
     "own": lambda n: rows(n).order(lambda epoch, rng: rng.integers(0, n, n)),
 }
 
@@ -156,8 +156,8 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
     assert 0 <= missing < plan[-1][0]
     last = legs[-1].ranks[0]
     assert last.epoch == epoch + 1
-    assert last.clock.fresh_examples == last.clock.uses == found.total()
-    assert last.clock.steps == sum(len(leg.drawn) for leg in legs)
+    assert last.counts.fresh_examples == last.counts.uses == found.total()
+    assert last.counts.steps == sum(len(leg.drawn) for leg in legs)
     following = build(0, *plan[-1][:2])
     following.set_epoch(epoch + 1)
     assert [x.tolist() for x, _ in last] == [x.tolist() for x, _ in following]
@@ -261,7 +261,7 @@ def test_pools_are_dealt_anew(
     assert lost <= sum((world - 1) * (most - 1) for world, _, _ in plan[1:])
     if isinstance(factor, int):
         assert len(found) == factor * len(uses) - lost
-    clock = legs[-1].ranks[0].clock
+    clock = legs[-1].ranks[0].counts
     assert clock.fresh_examples == len(uses)
     assert clock.uses == len(found)
 
@@ -319,7 +319,7 @@ def tails_are_equal(build: Callable[[], stoker.Pipeline], saved: Any) -> None:
     """Save a leg before each batch; each state goes on with the same tail."""
     train, states, drawn = build(), [], []
     train.load_state_dict(saved)
-    before = train.clock.steps
+    before = train.counts.steps
     with iter(train) as batches:
         left = len(batches)
         states.append(through_json(train.state_dict()))
@@ -330,7 +330,7 @@ def tails_are_equal(build: Callable[[], stoker.Pipeline], saved: Any) -> None:
     for at, state in enumerate(states[:-1]):
         again = build()
         again.load_state_dict(state)
-        assert again.clock.steps == before + at
+        assert again.counts.steps == before + at
         assert [(ids.tolist(), draws.tolist()) for ids, draws in again] == drawn[at:]
 
 
@@ -352,7 +352,7 @@ def test_a_pool_that_follows_the_stall_begins_empty(length: int, cuts: tuple[int
     first = {x: drawn for step in whole.drawn for x, _, drawn in step}
     assert all(first[x] == drawn for x, use, drawn in found if use == 1)
     train = legs[-1].ranks[0]
-    assert train.clock.fresh_examples == length
+    assert train.counts.fresh_examples == length
     assert sum(len(ids) for ids, _ in train) >= length, "the next epoch is a whole one"
 
 
@@ -511,7 +511,7 @@ def test_passes_that_flow_on_go_on_with_other_ranks() -> None:
     assert len(set(once)) == len(once)
     assert len({x for x, _, _ in second}) == len(second) == 2 * 16 + 12
     train = legs[1].ranks[0]
-    assert train.clock.steps == 10
+    assert train.counts.steps == 10
     assert train.epoch == 1
 
 
@@ -597,10 +597,7 @@ REFUSED: dict[str, tuple[Made, str]] = {
     ),
     "echo behind tokens": (
         lambda p, rank, world: (
-            p.shuffle()
-            .shard(rank=rank, world_size=world)
-            .batch(tokens=12, size=EVEN)
-            .echo(2, pool=3)
+            p.shuffle().shard(rank=rank, world_size=world).batch_by_tokens(12, EVEN).echo(2, pool=3)
         ),
         r"the batches in the pool of \.echo\(2\) are the rank's own",
     ),

@@ -145,8 +145,8 @@ def test_each_token_that_was_not_handed_out_comes_once(
         found.take(world, each, data.draw(st.integers(0, most)))
     (last,) = found.take(1, data.draw(st.integers(1, 5)), None)
     check(found, expected)
-    assert last.clock.steps == found.steps
-    assert last.clock.uses == len(found.draws)
+    assert last.counts.steps == found.steps
+    assert last.counts.uses == len(found.draws)
     assert last.epoch == 1
 
 

@@ -41,7 +41,7 @@ class Ranks:
             if number == at % world:
                 self.state = through_json(rank.state_dict())
         (self.steps,) = taken
-        assert len({rank.clock for rank in self.ranks}) == 1
+        assert len({rank.counts for rank in self.ranks}) == 1
 
     def _take(self, rank: stoker.Pipeline, steps: int | None) -> int:
         count = 0
@@ -67,8 +67,8 @@ def check(found: list[Ranks], expected: Drawn) -> None:
     assert drawn.items() <= expected.items()
     assert len(expected) - len(drawn) < len(found[-1].ranks)
     last = found[-1].ranks[0]
-    assert last.clock.fresh_examples == last.clock.uses == len(drawn)
-    assert last.clock.steps == sum(leg.steps for leg in found)
+    assert last.counts.fresh_examples == last.counts.uses == len(drawn)
+    assert last.counts.steps == sum(leg.steps for leg in found)
     assert last.epoch == 1
 
 
@@ -84,8 +84,10 @@ def plans_of(draw: st.DrawFn, case: Case, legs: int) -> list[tuple[Case, int]]:
     for _ in range(legs):
         sizing = {**case.sizing}
         if draw(st.booleans()):
-            what = "n" if "n" in sizing else "tokens"
-            sizing |= {what: draw(st.integers(1, 12) if what == "n" else st.integers(64, 300))}
+            what = "batch_size" if "batch_size" in sizing else "max_tokens"
+            sizing |= {
+                what: draw(st.integers(1, 12) if what == "batch_size" else st.integers(64, 300))
+            }
         found.append((replace(case, sizing=sizing), draw(st.sampled_from(WORLDS))))
     return found
 
@@ -159,7 +161,7 @@ def test_mixtures_go_on_with_what_no_step_had(
         return (
             train.shard(rank=rank, world_size=world)
             .random_map(drawing)
-            .batch(tokens=30, size=sizes)
+            .batch_by_tokens(30, sizes)
             .workers(0)
         )
 
@@ -190,12 +192,12 @@ def test_mixtures_go_on_with_what_no_step_had(
 
 
 LENGTHS = np.arange(200) % 9 + 1
-TOKENS = Case(LENGTHS, None, {"tokens": 40})
+TOKENS = Case(LENGTHS, None, {"max_tokens": 40})
 
 
 def test_the_log_names_the_plans(caplog: pytest.LogCaptureFixture) -> None:
     state = Ranks(TOKENS, 4, None, 2).state
-    for sizing in ({"tokens": 30}, {"tokens": 40, "max_rows": 9}):
+    for sizing in ({"max_tokens": 30}, {"max_tokens": 40, "max_rows": 9}):
         other = replace(TOKENS, sizing=sizing)
         pipeline(other, 0, 4).load_state_dict(state)
     assert "with batches of 30 instead of 40" in caplog.messages[0]
@@ -209,7 +211,7 @@ def test_orders_by_a_function_go_on_and_resume_on_ranks() -> None:
         train = stoker.from_arrays(np.arange(200), seed=1)
         train = train.order(lambda epoch, rng: np.roll(np.arange(200), first))
         train = train.shard(rank=rank, world_size=world).random_map(drawing)
-        return train.batch(tokens=40, size=LENGTHS)
+        return train.batch_by_tokens(40, LENGTHS)
 
     train = build(0, 4)
     with iter(train) as batches:
@@ -218,7 +220,7 @@ def test_orders_by_a_function_go_on_and_resume_on_ranks() -> None:
         rest = [ids.tolist() for ids, _ in batches]
     same = build(0, 4)
     same.load_state_dict(state)
-    assert same.clock.steps == 1
+    assert same.counts.steps == 1
     assert [ids.tolist() for ids, _ in same] == rest
     others = [build(rank, 3) for rank in range(3)]
     for other in others:

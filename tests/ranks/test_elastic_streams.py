@@ -90,8 +90,8 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
         assert len(counts) == 1, "ranks take equally many steps"
         assert all(each == states[0] for each in states), "one state serves all ranks"
         steps += counts.pop()
-        assert train.clock.fresh_examples == train.clock.uses == len(drawn)
-        assert train.clock.steps == steps
+        assert train.counts.fresh_examples == train.counts.uses == len(drawn)
+        assert train.counts.steps == steps
         state = data.draw(st.sampled_from(states))
     assert drawn.items() <= expected.items()
     assert len(expected) - len(drawn) < legs[-1][0]

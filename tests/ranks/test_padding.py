@@ -153,7 +153,7 @@ def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
             rank=rank, world_size=3, mask="valid", remainder=pad
         )
         chain = chain.cache("1MiB", version="1").random_map(shaken, on="x").batch(4)
-        return chain.map(halved).to("cpu").workers(**how)
+        return chain.map(halved).to_torch().workers(**how)
 
     ids: list[int] = []
     ranks, alone = [build(r, **workers) for r in range(3)], [build(r, n=0) for r in range(3)]
@@ -291,7 +291,7 @@ def test_dicts_get_a_key_tuples_an_element_and_all_else_becomes_a_pair() -> None
 )
 def test_a_field_that_is_there_already_is_not_written_over(change: Any) -> None:
     name = "valid" if isinstance(change(1), dict) else "label"
-    for tail in (lambda p: p, lambda p: p.to("cpu")):
+    for tail in (lambda p: p, lambda p: p.to_torch()):
         chain = stoker.from_arrays(np.arange(5), seed=0)
         chain = chain.shard(rank=1, world_size=2, mask=name, remainder="pad").map(change).batch(2)
         with pytest.raises(stoker.StageError, match="give another name"):
@@ -394,7 +394,7 @@ GATHERED = """
     told = {"gathered": [], "metric": []}
     for (n, batch), pad in itertools.product(SIZES, ("pad", "pad_full")):
         held_out = stoker.from_arrays(np.arange(n), seed=0).shard(mask="valid", remainder=pad)
-        held_out = held_out.batch(batch).workers(2).to("cpu")
+        held_out = held_out.batch(batch).workers(2).to_torch()
         everything, total = [], torch.zeros(2)
         for ids, valid in held_out:
             both = torch.stack([ids, valid.long()])

@@ -54,9 +54,9 @@ KINDS: dict[str, Any] = {
     "shuffled": lambda n: stoker.from_arrays(np.arange(n), seed=7).shuffle(),
     "large": lambda n: stoker.from_dataset(range(TRUE_PERMUTATION_LIMIT + n), seed=7).shuffle(),
     "mixture": mixture,
-    "weighted": lambda n: stoker.from_arrays(np.arange(n), seed=7).shuffle(weights=weights(n)),
-    "drawn": lambda n: stoker.from_arrays(np.arange(n), seed=7).shuffle(
-        weights=weights(n), num_samples=n - 3
+    "weighted": lambda n: stoker.from_arrays(np.arange(n), seed=7).sample(weights(n)),
+    "drawn": lambda n: stoker.from_arrays(np.arange(n), seed=7).sample(
+        weights(n), num_samples=n - 3
     ),
     "own": lambda n: stoker.from_arrays(np.arange(n), seed=7).order(backwards(n), length=n),
     "selected": lambda n: (

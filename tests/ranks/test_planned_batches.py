@@ -1,4 +1,4 @@
-"""``.batch(tokens=, size=)`` and ``.batch(n, key=)``: each once, none too large, equal steps."""
+"""``.batch_by_tokens()`` and ``.bucket(n, key)``: each once, none too large, equal steps."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ class Case:
         return train.shard(rank=rank, world_size=world)
 
     def batched(self, train: stoker.Pipeline, **more: Any) -> stoker.Pipeline:
-        given = dict(self.sizing)
-        if "tokens" in given:
-            given["size"] = self.lengths
-        if self.keys is not None:
-            given["key"] = self.keys
-        return train.batch(given.pop("n", None), **given, **more)
+        given = self.sizing | more
+        if "batch_size" in given:
+            return train.bucket(key=self.keys, **given)
+        return train.batch_by_tokens(sizes=self.lengths, key=self.keys, **given)
 
     def check(self, ids: list[int]) -> None:
         """Check that a batch holds no more than it may, of one key."""
@@ -47,12 +45,12 @@ class Case:
         assert ids
         if self.keys is not None:
             assert len({*self.keys[ids].tolist()}) == 1
-        assert len(ids) <= (given.get("n") or given.get("max_rows") or len(ids))
-        if "tokens" in given:
+        assert len(ids) <= (given.get("batch_size") or given.get("max_rows") or len(ids))
+        if "max_tokens" in given:
             multiple = given.get("multiple_of") or 1
             longest = -(-int(lengths.max()) // multiple) * multiple
             used = len(ids) * longest if given.get("padded", True) else int(lengths.sum())
-            assert used <= given["tokens"]
+            assert used <= given["max_tokens"]
 
 
 @st.composite
@@ -65,9 +63,9 @@ def cases(draw: st.DrawFn) -> Case:
     if keys is not None:
         chosen = rng.integers(0, 3 if keys == "few" else 40, examples)
     if keys is not None and draw(st.booleans()):
-        sizing: dict[str, Any] = {"n": draw(st.integers(1, 12))}
+        sizing: dict[str, Any] = {"batch_size": draw(st.integers(1, 12))}
     else:
-        sizing = {"tokens": draw(st.integers(64, 300)), "padded": draw(st.booleans())}
+        sizing = {"max_tokens": draw(st.integers(64, 300)), "padded": draw(st.booleans())}
         if draw(st.booleans()):
             sizing["max_rows"] = draw(st.integers(1, 9))
         if sizing["padded"] and draw(st.booleans()):
@@ -130,16 +128,16 @@ def test_a_resume_at_every_batch_goes_on_exactly(
 
 
 LENGTHS = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 120), 200).astype(int) + 1
-TOKENS = Case(LENGTHS, None, {"tokens": 400})
+TOKENS = Case(LENGTHS, None, {"max_tokens": 400})
 
 
 def test_workers_are_sent_no_sizes() -> None:
     lengths = np.full(100_000, 3)
-    train = stoker.from_arrays(np.arange(100_000), seed=1).batch(tokens=30, size=lengths)
+    train = stoker.from_arrays(np.arange(100_000), seed=1).batch_by_tokens(30, lengths)
     (segment,) = train.chain.flow.segments
     assert len(pickle.dumps(segment.batch)) < 2_000
     assert segment.batch is not None
-    assert segment.batch.name == train.chain.stages[0].name == "batch(tokens=30, size=...)"
+    assert segment.batch.name == train.chain.stages[0].name == "batch_by_tokens(30, sizes=...)"
 
 
 def test_epochs_are_put_together_anew_and_know_their_lengths() -> None:
@@ -182,7 +180,7 @@ def test_mixtures_are_planned_over_all_parts() -> None:
         a = stoker.from_arrays(np.arange(80)).shuffle()
         b = stoker.from_arrays(np.arange(80, 120)).shuffle()
         mixed = stoker.mix({a: 2, b: 1}, seed=3).shard(rank=rank, world_size=world)
-        return mixed.batch(tokens=400, size=LENGTHS)
+        return mixed.batch_by_tokens(400, LENGTHS)
 
     for epoch in range(2):
         found = []
@@ -242,7 +240,7 @@ def test_padded_texts_hold_little_padding() -> None:
     sizes = train.measure()
     assert sizes.dtype == np.int32
     assert sizes.tolist() == LENGTHS.tolist()
-    batched = train.batch(tokens=1_024, size=sizes, multiple_of=8, collate=pad(0, multiple_of=8))
+    batched = train.batch_by_tokens(1_024, sizes, multiple_of=8, collate=pad(0, multiple_of=8))
     real = padded = 0
     for batch in batched:
         assert batch.values.size <= 1_024
@@ -289,8 +287,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
     size = LENGTHS
 
     def tokens(train: stoker.Pipeline, **more: Any) -> stoker.Pipeline:
-        given: dict[str, Any] = {"tokens": 400, "size": size} | more
-        return train.batch(**given)
+        given: dict[str, Any] = {"max_tokens": 400, "sizes": size} | more
+        return train.batch_by_tokens(**given)
 
     before: list[tuple[stoker.Pipeline, str]] = [
         (begun.filter(bool), r"filter.* decides later"),
@@ -322,34 +320,25 @@ def test_what_cannot_be_planned_is_refused() -> None:
         with pytest.raises(ValueError, match=said):
             tokens(train)
     arguments: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"size": None}, ValueError, "needs size="),
-        ({"n": 3}, TypeError, "and not both"),
-        ({"tokens": 0}, ValueError, "tokens= from 1"),
-        ({"tokens": 3.5}, TypeError, "tokens= as a whole number"),
+        ({"sizes": None}, TypeError, "a number for each example"),
+        ({"max_tokens": 0}, ValueError, "max_tokens= from 1"),
+        ({"max_tokens": 3.5}, TypeError, "max_tokens= as a whole number"),
+        ({"max_tokens": None}, TypeError, "max_tokens= as a whole number"),
         ({"max_rows": 0}, ValueError, "max_rows= from 1"),
         ({"padded": 1}, TypeError, "padded=True or False"),
         ({"padded": False, "multiple_of": 8}, ValueError, "pads nothing"),
-        ({"drop_last": True}, ValueError, "remove drop_last"),
-        ({"size": size + 0.5}, ValueError, "whole numbers"),
-        ({"size": -size}, ValueError, "from 0 on"),
-        ({"size": size[:7]}, ValueError, "but got 7"),
-        ({"size": "length"}, LookupError, "no field"),
+        ({"sizes": size + 0.5}, ValueError, "whole numbers"),
+        ({"sizes": -size}, ValueError, "from 0 on"),
+        ({"sizes": size[:7]}, ValueError, "but got 7"),
+        ({"sizes": "length"}, LookupError, "no field"),
         ({"key": size[:7]}, ValueError, "but got 7"),
-        ({"tokens": None}, TypeError, "takes the number of examples"),
-        ({"n": 3, "tokens": None}, ValueError, "needs tokens="),
-        ({"n": 3, "tokens": None, "size": None, "max_rows": 9}, ValueError, "plans nothing"),
-        (
-            {"n": 3, "tokens": None, "size": None, "key": size, "max_rows": 9},
-            ValueError,
-            "has no sizes",
-        ),
     ]
     for more, kind, said in arguments:
         with pytest.raises(kind, match=said):
             tokens(begun, **more)
     large = np.where(np.arange(120) == 17, 500, size)
     with pytest.raises(ValueError, match="example 17 has size 500, and a batch holds 400"):
-        iter(tokens(begun, size=large))
+        iter(tokens(begun, sizes=large))
     assert "about 14 examples, put together from 56" in str(tokens(begun))
 
 
@@ -358,7 +347,7 @@ def test_a_state_of_other_sizes_is_refused() -> None:
     next(iter(saved))
     state = saved.state_dict()
     with pytest.raises(stoker.StateError, match="another pipeline"):
-        TOKENS.begun(0, 2).batch(tokens=400, size=LENGTHS + 1).load_state_dict(state)
+        TOKENS.begun(0, 2).batch_by_tokens(400, LENGTHS + 1).load_state_dict(state)
     between = TOKENS.batched(TOKENS.begun(0, 2))
     for _ in between:
         pass

@@ -13,18 +13,18 @@ from scripts import REAL_WORLDS, told_by
 EPOCHS = """
     lengths = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 301), 200).astype(int) + 1
     data = stoker.from_arrays(np.arange(301)).shuffle()
-    told, planned = {}, data.shard().batch(tokens=400, size=lengths)
+    told, planned = {}, data.shard().batch_by_tokens(400, lengths)
     try:
         len(planned)
     except TypeError as error:
         told["before"] = str(error)
     told["epochs"] = [[ids.tolist() for ids in planned] for _ in range(2)]
     told["length"], told["progress"] = len(planned), planned.progress
-    told["auto"] = len([ids for ids in data.shard().batch(tokens=400, size=lengths).echo()])
+    told["auto"] = len([ids for ids in data.shard().batch_by_tokens(400, lengths).echo()])
     told["balanced"] = [ids.tolist() for ids in data.shard().balance(lengths).batch(8)]
     others = stoker.from_arrays(np.arange(301), seed=1).shuffle().shard()
     try:
-        iter(others.batch(tokens=400, size=lengths + RANK))
+        iter(others.batch_by_tokens(400, lengths + RANK))
     except ValueError as error:
         told["differ"] = str(error)
     fixed = stoker.from_arrays(np.arange(301), seed=1)

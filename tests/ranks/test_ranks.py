@@ -14,7 +14,7 @@ from scripts import REAL_WORLDS, ranks, told_by
 
 TRAINED = """
     data = stoker.from_dataset(Slow(480), seed=3)
-    train = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(2).to("cpu")
+    train = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(2).to_torch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
@@ -35,7 +35,7 @@ TRAINED = """
     told["record"] = train.record()["echo"]["epochs"]
 
     # And exactly so again, from the record.
-    again = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(1).to("cpu")
+    again = data.shuffle().shard().echo().random_map(jitter, on="x").batch(8).workers(1).to_torch()
     again = again.replay(train.record())
     told["again"] = [i for batch in again for i in batch["id"].tolist()] == told["seen"][0]
 """

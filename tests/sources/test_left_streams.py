@@ -103,7 +103,7 @@ def chains() -> dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]]:
         "maps": lambda p: p.map(np.int64).batch(8).workers(2),
         "take": lambda p: p.take(900).batch(8),
         "parts": lambda p: p.shard(rank=0, world_size=1).batch(8),
-        "device": lambda p: p.map(np.int64).batch(8).to("cpu"),
+        "device": lambda p: p.map(np.int64).batch(8).to_torch(),
     }
 
 

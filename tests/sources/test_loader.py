@@ -245,7 +245,7 @@ def test_maps_and_devices_behind_a_loader() -> None:
         return batch
 
     loader = DataLoader(Numbers(12), 4)
-    pipeline = stoker.from_loader(loader, seed=1).map(list).echo(2).random_map(scale).to("cpu")
+    pipeline = stoker.from_loader(loader, seed=1).map(list).echo(2).random_map(scale).to_torch()
     first = [frozen(batch) for batch in pipeline]
     assert len(first) == 6
     pipeline.set_epoch(0)

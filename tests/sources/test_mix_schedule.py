@@ -17,7 +17,7 @@ import stoker
 from stoker.testing import check_resume
 from strategies import few, one_in, signed
 
-Weight = Callable[[stoker.EpochTime], float]
+Weight = Callable[[stoker.Progress], float]
 PART = 1_000  # the first number of the second part, and so on
 PIECES = 128  # of an epoch, in which weights stay
 
@@ -75,7 +75,7 @@ def test_each_part_follows_its_weight_and_is_gone_through_wholly(
         given = np.zeros(len(lengths))
         for piece in range(pieces):
             end = length * (piece + 1) // pieces
-            time = stoker.EpochTime(epoch, begin / length)
+            time = stoker.Progress(epoch, begin / length)
             now = np.array([weight(time) for weight in weights])
             own = np.bincount([x // PART for x in found[begin:end]], minlength=len(lengths))
             assert not own[now == 0].any()
@@ -129,7 +129,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
     "rank": lambda p: p.shard(rank=1, world_size=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
-    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
+    "tokens": lambda p: p.batch_by_tokens(40, np.arange(120) % 9 + 1),
     "numbered": lambda p: p.numbered("id").batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").batch(8),
     "first ones": lambda p: p.take(50).batch(8),
@@ -164,12 +164,12 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late: dict[Any, Any] = {parts[0]: 1, parts[1]: lambda time: 3 * (time.progress >= 0.5)}
-    train = stoker.mix(late, seed=1).map(lambda x, time: (x, time), clock=True)
+    late: dict[Any, Any] = {parts[0]: 1, parts[1]: lambda time: 3 * (time.fraction >= 0.5)}
+    train = stoker.mix(late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
             assert time.epoch == epoch
-            assert abs(time.progress - place / 120) < 0.05
+            assert abs(time.fraction - place / 120) < 0.05
 
 
 def test_stats_and_print_tell_shares() -> None:
@@ -187,7 +187,7 @@ def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
     now = {"share": 1.0}
     a, b = (stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2))
     mixed = stoker.mix({a: 1, b: lambda time: now["share"]}, seed=0)
-    planned = mixed.batch(tokens=6, size=np.ones(60, np.int64))
+    planned = mixed.batch_by_tokens(6, np.ones(60, np.int64))
     assert len(planned) == 10
     now["share"] = 0.0
     assert sum(x >= 100 for batch in planned for x in batch) == 0
@@ -202,12 +202,12 @@ def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
     with iter(first) as batches:
         next(batches)
         state = first.state_dict()
-    other = mixed(LENGTHS, [1, lambda time: 1 - time.progress])
+    other = mixed(LENGTHS, [1, lambda time: 1 - time.fraction])
     other.load_state_dict(state)
     with pytest.raises(stoker.StateError, match="the order of epoch 0 is another one now"):
         iter(other)
     rows(first)
-    other = mixed(LENGTHS, [1, lambda time: 1 - time.progress])
+    other = mixed(LENGTHS, [1, lambda time: 1 - time.fraction])
     other.load_state_dict(first.state_dict())
     assert len(rows(other)) == 120
 
@@ -215,7 +215,7 @@ def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
 def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked_for() -> None:
     asked: list[int] = []
 
-    def weight(time: stoker.EpochTime) -> float:
+    def weight(time: stoker.Progress) -> float:
         asked.append(time.epoch)
         return 1.0 + time.epoch % 3
 
@@ -257,28 +257,28 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
 
 def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:
     data = stoker.from_arrays(np.arange(40), seed=0).shuffle()
-    train = data.batch(tokens=9, size=np.arange(40) % 9 + 1).repeat().steps(5)
+    train = data.batch_by_tokens(9, np.arange(40) % 9 + 1).repeat().steps(5)
     with pytest.raises(ValueError, match="more than 1,000 take too long: load a state"):
         train.set_epoch(10**9)
 
 
-def constant(weight: Any, time: stoker.EpochTime) -> Any:
+def constant(weight: Any, time: stoker.Progress) -> Any:
     return weight
 
 
 def test_what_says_no_weights_is_refused() -> None:
     a, b = (stoker.from_arrays(np.arange(40) + PART * part).shuffle() for part in range(2))
     wrong: list[tuple[Any, str]] = [
-        ("heavy", "a weight is a number from 0, not 'heavy', for EpochTime"),
+        ("heavy", "a weight is a number from 0, not 'heavy', for Progress"),
         (-1, "finite numbers from 0"),
         (float("nan"), "finite numbers from 0"),
     ]
     for weight, message in wrong:
         with pytest.raises(stoker.StageError, match=message):
             stoker.mix({a: 1, b: functools.partial(constant, weight)})
-    with pytest.raises(stoker.StageError, match=r"all weights are 0 for EpochTime"):
+    with pytest.raises(stoker.StageError, match=r"all weights are 0 for Progress"):
         stoker.mix({a: lambda time: 0, b: lambda time: 0})
-    late = stoker.mix({a: 1, b: lambda time: 1 / (time.progress < 0.5)}, seed=0)
+    late = stoker.mix({a: 1, b: lambda time: 1 / (time.fraction < 0.5)}, seed=0)
     with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):
         iter(late.batch(8))
     with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):
@@ -294,9 +294,9 @@ def test_what_says_no_weights_is_refused() -> None:
 def test_counts_of_many_epochs_are_added_up_once() -> None:
     asked: collections.Counter[int] = collections.Counter()
 
-    def weight(time: stoker.EpochTime) -> float:
+    def weight(time: stoker.Progress) -> float:
         asked[time.epoch] += 1
-        return time.progress
+        return time.fraction
 
     train = mixed(LENGTHS, [1, weight])
     train.set_epoch(30)

@@ -182,9 +182,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_the_ways_for_bfloat16_that_the_error_names() -> None:
     rows = torch.arange(6).reshape(3, 2).bfloat16()
-    as_integers = stoker.from_arrays(rows.view(torch.int16)).batch(3).to("cpu")
+    as_integers = stoker.from_arrays(rows.view(torch.int16)).batch(3).to_torch()
     for train in (
-        stoker.from_dataset(rows).batch(3).to("cpu"),
+        stoker.from_dataset(rows).batch(3).to_torch(),
         as_integers.map(lambda batch: batch.view(torch.bfloat16)),
     ):
         (batch,) = train

@@ -298,7 +298,7 @@ def test_sparse_tensors_are_stacked_where_torch_can(workers: int, kind: str) -> 
     data = [(sparse(i), i) for i in range(30)]
     for chain in (stoker.from_dataset(data).batch(3), stoker.from_dataset(data).echo(1.5).batch(3)):
         seen = 0
-        for matrices, numbers in chain.workers(workers, kind=kind).to("cpu"):
+        for matrices, numbers in chain.workers(workers, kind=kind).to_torch():
             assert matrices.layout == torch.sparse_coo
             expected = [sparse(i).to_dense() for i in numbers.tolist()]
             assert torch.equal(matrices.to_dense(), torch.stack(expected))
@@ -497,7 +497,7 @@ def test_what_is_kept_of_a_batch_never_changes(keep: Any, workers: int, kind: st
 
 
 def test_tensors_from_to_cpu_are_kept_too() -> None:
-    kept = [(batch[1:], batch[1:].clone()) for batch in rows(2).to("cpu")]
+    kept = [(batch[1:], batch[1:].clone()) for batch in rows(2).to_torch()]
     assert len(kept) == 12
     assert all(torch.equal(part, as_it_was) for part, as_it_was in kept)
 

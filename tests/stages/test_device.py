@@ -16,7 +16,9 @@ from stoker.testing import equal
 def _pipeline(device: str, *, echo: float = 1) -> stoker.Pipeline:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (200, 8, 8, 3), np.uint8)
-    pipeline = stoker.from_arrays(images, np.arange(200), seed=1).shuffle().batch(16).to(device)
+    pipeline = (
+        stoker.from_arrays(images, np.arange(200), seed=1).shuffle().batch(16).to_torch(device)
+    )
     return pipeline.echo(echo) if echo != 1 else pipeline
 
 
@@ -30,7 +32,7 @@ def _noise(batch: tuple[torch.Tensor, torch.Tensor], rng: object) -> tuple[objec
 
 def test_the_cpu_shares_memory_and_yields_tensors() -> None:
     plain = stoker.from_arrays(np.arange(12.0).reshape(6, 2), seed=0).batch(2)
-    for array, tensor in zip(plain, plain.to("cpu"), strict=True):
+    for array, tensor in zip(plain, plain.to_torch(), strict=True):
         assert isinstance(tensor, torch.Tensor)
         assert np.array_equal(array, tensor.numpy())
 
@@ -44,19 +46,19 @@ def test_memory_that_cannot_be_pinned_is_usual_memory() -> None:
 @pytest.mark.parametrize("swapped", [">i4", "<i4", ">u2", ">f8"])
 def test_arrays_of_any_byte_order_become_tensors(swapped: str) -> None:
     given = np.arange(5).astype(swapped)
-    (tensor,) = stoker.from_arrays(given, seed=0).batch(5).to("cpu")
+    (tensor,) = stoker.from_arrays(given, seed=0).batch(5).to_torch()
     assert tensor.tolist() == given.tolist()
     assert str(tensor.dtype) == f"torch.{given.dtype.newbyteorder('=')}"
 
 
 @pytest.mark.parametrize("echo", [1, 2])
 def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> None:
-    def clocks(tail: bool) -> list[tuple[float, stoker.Clock]]:
+    def clocks(tail: bool) -> list[tuple[float, stoker.Counts]]:
         train = stoker.from_dataset(range(48), seed=0).shuffle().echo(echo).batch(8)
-        train = train.to("cpu").workers(2)
+        train = train.to_torch().workers(2)
         if tail:
             train = train.map(lambda x: x + 1).map(lambda x: x - 1)
-        return [(train.progress, train.clock) for _ in train]
+        return [(train.progress, train.counts) for _ in train]
 
     assert clocks(tail=True) == clocks(tail=False)
 
@@ -64,7 +66,7 @@ def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> 
 def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
     """Items between a pool and a filter share tasks, of as many as their cost suggests."""
 
-    def clocks(taking_s: float) -> list[tuple[float, stoker.Clock]]:
+    def clocks(taking_s: float) -> list[tuple[float, stoker.Counts]]:
         @stoker.thread_safe
         def shifted(x: int, rng: np.random.Generator) -> int:
             time.sleep(taking_s)
@@ -72,7 +74,7 @@ def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
 
         train = stoker.from_dataset(range(60), seed=0, on_error=2).shuffle().echo(2, pool=16)
         train = train.random_map(shifted).batch(8).workers(2)
-        return [(train.progress, train.clock) for _ in train]
+        return [(train.progress, train.counts) for _ in train]
 
     assert clocks(0.0) == clocks(0.00005) == clocks(0.0001) == clocks(0.0002)
 
@@ -105,7 +107,7 @@ def test_augmenting_on_the_accelerator_is_reproducible_and_differs_by_use() -> N
 def test_batches_on_an_accelerator_stay_while_their_memory_on_the_host_is_used_again() -> None:
     images = np.random.default_rng(0).integers(0, 256, (256, 96, 96, 3), np.uint8)
     train = stoker.from_arrays(images, np.arange(256), seed=1).shuffle().batch(16).workers(4)
-    train = train.to("cuda")
+    train = train.to_torch("cuda")
     kept = []
     for epoch in range(6):
         for number, batch in enumerate(train, 1):

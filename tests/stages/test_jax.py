@@ -72,7 +72,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
         """
         plain = list(rows().batch(8))
         for place in (devices[1], sharding):
-            moved = list(rows().batch(8).to(place))  # all are held: no memory is used again
+            moved = list(rows().batch(8).to_jax(place))  # all are held: no memory is used again
             for host, batch in zip(plain, moved, strict=True):
                 assert isinstance(batch, Row)
                 assert isinstance(batch.x, jax.Array)
@@ -81,15 +81,15 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
                 assert np.array_equal(batch.label, host.label)
                 assert batch.name == host.name
         assert moved[0].x.sharding.is_equivalent_to(sharding, 3)
-        assert "to(NamedSharding of 4 devices)" in str(rows().batch(8).to(sharding))
-        assert "to(" in str(rows().batch(8).to(devices[1]))
+        assert "to_jax(NamedSharding of 4 devices)" in str(rows().batch(8).to_jax(sharding))
+        assert "to_jax(" in str(rows().batch(8).to_jax(devices[1]))
 
-        # Behind .to(): maps, keys for random maps, copies that may be donated.
+        # Behind .to_jax(): maps, keys for random maps, copies that may be donated.
         def noise(row, key):
             return row._replace(x=row.x + jax.random.normal(key, row.x.shape))
 
         def build(place):
-            return rows().batch(8).to(place).echo(2, pool=3).random_map(noise)
+            return rows().batch(8).to_jax(place).echo(2, pool=3).random_map(noise)
 
         first, second = list(build(sharding)), list(build(sharding))
         assert len(first) == 24
@@ -99,7 +99,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
 
         spend = jax.jit(lambda x: x * 2, donate_argnums=0)
         seen = []
-        for row in rows().batch(8).to(sharding).echo(3, pool=4):
+        for row in rows().batch(8).to_jax(sharding).echo(3, pool=4):
             assert row.x.sharding.is_equivalent_to(sharding, 3)
             seen.append(float(row.x.sum()))
             spend(row.x)
@@ -107,7 +107,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
 
         # A batch that cannot be divided says so.
         try:
-            list(rows().batch(18).to(sharding))
+            list(rows().batch(18).to_jax(sharding))
         except stoker.StageError as error:
             assert "18" in str(error) and "NamedSharding" in str(error)
         else:
@@ -119,7 +119,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
 
         batch = next(iter(rows().map(in_jax).batch(8)))
         assert type(batch.x) is np.ndarray and batch.x.dtype == jnp.bfloat16
-        moved = next(iter(rows().map(in_jax).batch(8).to(sharding)))
+        moved = next(iter(rows().map(in_jax).batch(8).to_jax(sharding)))
         assert moved.x.dtype == jnp.bfloat16 and np.array_equal(moved.x, batch.x)
         stacked = next(iter(rows().batch(8, collate=lambda e: jnp.stack([r.x for r in e]))))
         assert isinstance(stacked, jax.Array)
@@ -136,7 +136,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
         try:
             stoker.images.flip(placed)
         except ValueError as error:
-            assert "change images before .to() makes them JAX arrays" in str(error)
+            assert "change images before .to_jax() makes them JAX arrays" in str(error)
         else:
             raise AssertionError
         """,
@@ -164,7 +164,7 @@ def test_worker_processes_are_not_forked_from_jax(tmp_path: Path) -> None:
 def test_jax_is_not_imported_unasked(tmp_path: Path) -> None:
     code = (
         "import sys, numpy, stoker\n"
-        "train = stoker.from_arrays(numpy.zeros((8, 2)), seed=0).batch(2).to('cpu').echo(2)\n"
+        "train = stoker.from_arrays(numpy.zeros((8, 2)), seed=0).batch(2).to_torch().echo(2)\n"
         "list(train)\n"
         "assert 'jax' not in sys.modules"
     )

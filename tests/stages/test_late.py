@@ -1,4 +1,4 @@
-"""``.batch(n, late=k)``: examples that are not ready move on, and a run can be repeated exactly."""
+"""``.late(k).batch(n)``: examples that are not ready move on, and a run can be repeated exactly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def through_json(value: Any) -> Any:
 
 def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
     gates = Gates(2)
-    train = numbers(14).map(gates).batch(4, late=2).workers(2, kind="thread")
+    train = numbers(14).map(gates).late(2).batch(4).workers(2, kind="thread")
     assert len(train) == 4
     with iter(train) as batches:
         first = [next(batches).tolist() for _ in range(2)]
@@ -62,7 +62,7 @@ def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
     assert "late: 1 example" in str(train.stats())
     record = through_json(train.record())
     for again in (train.workers(3, kind="thread"), train.workers(0)):
-        replayed = numbers(14).map(Gates()).batch(4, late=2).replay(record)
+        replayed = numbers(14).map(Gates()).late(2).batch(4).replay(record)
         replayed = replayed.workers(again.chain.workers_here().count)
         assert rows(replayed) == [*first, [2, 9, 10, 11], [12, 13]]
 
@@ -90,7 +90,7 @@ def test_each_comes_once_and_a_resumed_run_is_repeated(case: dict[str, Any]) -> 
 
     def build(function: Any, replay: Any = None) -> stoker.Pipeline[Any]:
         pipeline = numbers(total).map(function)
-        pipeline = pipeline.batch(group, late=late, drop_last=case["drop_last"])
+        pipeline = pipeline.late(late).batch(group, drop_last=case["drop_last"])
         return pipeline if replay is None else pipeline.replay(replay)
 
     train = build(gates).workers(3, kind="thread")
@@ -140,7 +140,8 @@ def test_an_example_is_the_same_in_whatever_batch_it_comes() -> None:
     gates = Gates(3)
 
     def build(function: Any, late: int) -> stoker.Pipeline[Any]:
-        return numbers().shuffle().map(function).random_map(draw_on).batch(4, late=late)
+        train = numbers().shuffle().map(function).random_map(draw_on)
+        return (train.late(late) if late else train).batch(4)
 
     def pairs(batches: Any) -> dict[int, int]:
         return {x: y for xs, ys in batches for x, y in zip(xs.tolist(), ys.tolist(), strict=True)}
@@ -152,7 +153,7 @@ def test_an_example_is_the_same_in_whatever_batch_it_comes() -> None:
 
 
 def test_without_workers_nothing_is_late() -> None:
-    train = numbers().shuffle().batch(3, late=2).workers(0)
+    train = numbers().shuffle().late(2).batch(3).workers(0)
     assert rows(train) == rows(numbers().shuffle().batch(3).workers(0))
     assert train.stats().late_examples == 0
 
@@ -164,7 +165,7 @@ def test_a_bias_is_told() -> None:
     def labelled(x: Any) -> Any:
         return {"pixels": np.zeros(3), "label": int(x) % 5 == 0, "weight": float(x % 3)}
 
-    train = numbers(40).map(gates).map(labelled).batch(5, late=1).workers(10, kind="thread")
+    train = numbers(40).map(gates).map(labelled).late(1).batch(5).workers(10, kind="thread")
     with iter(train) as running:
         for number in range(8):
             gates.open(5 * number - 5) if number else None
@@ -186,7 +187,8 @@ def test_ranks_take_equally_many_steps() -> None:
             numbers(22)
             .shard(rank=rank, world_size=2)
             .map(gates)
-            .batch(3, late=1)
+            .late(1)
+            .batch(3)
             .workers(2, kind="thread")
         )
         assert len(train) == 4
@@ -206,14 +208,14 @@ def test_a_failed_example_is_an_error_of_its_batch() -> None:
         return x
 
     with pytest.raises(stoker.StageError, match="on example 5"):
-        rows(numbers().map(fail).batch(4, late=1).workers(2, kind="thread"))
+        rows(numbers().map(fail).late(1).batch(4).workers(2, kind="thread"))
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.full
 def test_a_run_with_any_workers_is_repeated_by_others(kind: str) -> None:
     def build() -> stoker.Pipeline[Any]:
-        return numbers(200).shuffle().map(_unequal).batch(8, late=2)
+        return numbers(200).shuffle().map(_unequal).late(2).batch(8)
 
     for _ in range(3):
         train = build().workers(3, kind=kind)
@@ -226,7 +228,7 @@ def test_a_run_with_any_workers_is_repeated_by_others(kind: str) -> None:
 
 def test_all_of_a_record_can_be_replayed_whatever_is_planned_ahead() -> None:
     def build() -> stoker.Pipeline[Any]:
-        return numbers(200).batch(8, late=2)
+        return numbers(200).late(2).batch(8)
 
     train = build().workers(0)
     with iter(train) as batches:
@@ -248,7 +250,7 @@ def test_the_record_of_a_resumed_run_is_replayed_from_its_own_state(workers: int
     gates = Gates(2, 9)
 
     def build(function: Any) -> stoker.Pipeline[Any]:
-        return numbers(24).map(function).batch(4, late=2)
+        return numbers(24).map(function).late(2).batch(4)
 
     train = build(gates).workers(2)
     with iter(train) as batches:
@@ -271,26 +273,26 @@ def test_the_record_of_a_resumed_run_is_replayed_from_its_own_state(workers: int
 
 
 def test_a_record_of_another_pipeline_is_refused() -> None:
-    train = numbers().batch(4, late=1).workers(0)
+    train = numbers().late(1).batch(4).workers(0)
     rows(train)
     record = train.record()
     with pytest.raises(stoker.StateError, match="another pipeline"):
-        rows(numbers().batch(5, late=1).replay(record))
-    again = numbers().batch(4, late=1).replay(record)
+        rows(numbers().late(1).batch(5).replay(record))
+    again = numbers().late(1).batch(4).replay(record)
     again.set_epoch(1)
     with pytest.raises(stoker.StateError, match="no epoch 1"):
         rows(again)
     record["late"]["0"]["left"] = {"2": [3]}
     with pytest.raises(stoker.StateError, match="damaged"):
-        rows(numbers().batch(4, late=1).replay(record))
+        rows(numbers().late(1).batch(4).replay(record))
 
 
 def test_other_ranks_cannot_go_on_with_it() -> None:
-    train = numbers(24).shard(rank=0, world_size=2).batch(3, late=1).workers(0)
+    train = numbers(24).shard(rank=0, world_size=2).late(1).batch(3).workers(0)
     with iter(train) as running:
         next(running)
         state = train.state_dict()
-    other = numbers(24).shard(rank=0, world_size=3).batch(2, late=1)
+    other = numbers(24).shard(rank=0, world_size=3).late(1).batch(2)
     with pytest.raises(stoker.StateError):
         other.load_state_dict(state)
 
@@ -298,14 +300,17 @@ def test_other_ranks_cannot_go_on_with_it() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: numbers().batch(4, late=-1), "number of batches"),
-        (lambda: numbers(6).batch(2, key=[0] * 6, late=1), "planned ahead"),  # type: ignore[call-overload]
-        (lambda: numbers().filter(bool).batch(4, late=1), "waits for each"),
-        (lambda: numbers().map(int, on_error=1).batch(4, late=1), "waits for each"),
-        (lambda: numbers().echo(2).batch(4, late=1), "decides on numbers alone"),
-        (lambda: rows(numbers().batch(4, late=1).echo(2)), "without .batch"),
-        (lambda: stoker.from_iterable([1, 2]).batch(4, late=1), "a stream has one order"),
-        (lambda: numbers().batch(4, late=1).replay({}), "no record"),
+        (lambda: numbers().late(-1).batch(4), "number of batches"),
+        (lambda: numbers().late(1).map(int).batch(4), "right before .batch"),
+        (lambda: numbers().batch(4).late(1), "put it before .batch"),
+        (lambda: rows(numbers().late(1)), "put .batch"),
+        (lambda: numbers(6).late(1).bucket(2, [0] * 6), "plans its batches ahead"),
+        (lambda: numbers().filter(bool).late(1).batch(4), "waits for each"),
+        (lambda: numbers().map(int, on_error=1).late(1).batch(4), "waits for each"),
+        (lambda: numbers().echo(2).late(1).batch(4), "decides on numbers alone"),
+        (lambda: rows(numbers().late(1).batch(4).echo(2)), "without .late"),
+        (lambda: stoker.from_iterable([1, 2]).late(1).batch(4), "a stream has one order"),
+        (lambda: numbers().late(1).batch(4).replay({}), "no record"),
     ],
 )
 def test_what_it_cannot_do_is_refused(build: Any, message: str) -> None:

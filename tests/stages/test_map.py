@@ -94,7 +94,7 @@ def test_random_maps_behind_to_cpu_draw_reproducibly() -> None:
         return batch + torch.from_numpy(rng.random(batch.shape))
 
     def chain() -> stoker.Pipeline:
-        data = stoker.from_arrays(np.zeros((12, 2)), seed=0).batch(4).to("cpu").echo(2)
+        data = stoker.from_arrays(np.zeros((12, 2)), seed=0).batch(4).to_torch().echo(2)
         return data.random_map(noise)
 
     first = stream(chain())

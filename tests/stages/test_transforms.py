@@ -105,7 +105,7 @@ def test_no_global_generator_moves() -> None:
 
 def test_a_module_on_batches_of_a_device() -> None:
     def made() -> np.ndarray:
-        return stream(rows("seeded").batch(4).to("cpu").random_map(Noise()).workers(2))
+        return stream(rows("seeded").batch(4).to_torch().random_map(Noise()).workers(2))
 
     np.testing.assert_array_equal(made(), made())
 
@@ -145,7 +145,7 @@ def test_an_example_by_the_names_of_its_fields() -> None:
 
 
 def test_a_seeded_transform_wants_arrays() -> None:
-    p = stoker.from_arrays(np.zeros((4, 2)), seed=0).batch(2).to("cpu").random_map(Jitter())
+    p = stoker.from_arrays(np.zeros((4, 2)), seed=0).batch(2).to_torch().random_map(Jitter())
     with pytest.raises(stoker.StageError, match=r"before \.to\(\)"):
         next(iter(p))
 

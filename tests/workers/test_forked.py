@@ -22,7 +22,7 @@ DOES = {
     "drops": "del iterator",
     "iterates": "assert sum(1 for _ in pipeline) == 16",
     "looks": """
-            str(pipeline), pipeline.epoch, pipeline.clock
+            str(pipeline), pipeline.epoch, pipeline.counts
             assert pipeline.stats().batches == 0
             try:
                 pipeline.state_dict()

@@ -282,9 +282,9 @@ def test_errors_behind_the_device_are_named() -> None:
         raise ArithmeticError("no good")
 
     for chain in (
-        stoker.from_dataset(Examples(8)).batch(4).to("cpu").map(fail),
+        stoker.from_dataset(Examples(8)).batch(4).to_torch().map(fail),
         stoker.from_dataset(Examples(8)).batch(4).echo(2).map(fail),
-        stoker.from_dataset(Examples(8)).map(fail).batch(4).to("cpu").echo(2),
+        stoker.from_dataset(Examples(8)).map(fail).batch(4).to_torch().echo(2),
     ):
         with pytest.raises(stoker.StageError, match=r"map\(fail\) failed on .*: no good"):
             list(chain)

@@ -170,7 +170,7 @@ PLACES: dict[str, Callable[[Any], stoker.Pipeline]] = {
     "collate": collated,
     "batch map": lambda fn: numbers().batch(4).map(fn),
     "stream": streamed,
-    "behind a device": lambda fn: numbers().batch(4).to("cpu").map(fn),
+    "behind a device": lambda fn: numbers().batch(4).to_torch().map(fn),
     "loader": lambda fn: stoker.from_loader([np.arange(4)] * 3).map(fn),
 }
 

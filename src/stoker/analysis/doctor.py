@@ -27,7 +27,7 @@ from stoker.version import __version__
 
 # What each optional package is for, and the extra that brings it.
 _OPTIONAL = {
-    "torch": ("tensors, .to(), DataLoader", "torch"),
+    "torch": ("tensors, .to_torch(), DataLoader", "torch"),
     "pillow": ("images.decode", "images"),
     "stoker-native": ("JPEG crops, pixels of networks and token windows in C", "fast"),
     "pyarrow": ("from_parquet, from_csv, from_table", "parquet"),

@@ -1,4 +1,4 @@
-"""The epoch, position and clock of a pipeline; its saved states, and statistics of its last run.
+"""The epoch, position and counts of a pipeline; its saved states, and statistics of its last run.
 
 The position is after the last output that was handed out, or after the last acknowledged one if the
 trainer acknowledges outputs. After the last output of an epoch, as far as ``len()`` tells, it is
@@ -27,7 +27,7 @@ from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
 from stoker.schedule.leg import Leg
-from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
+from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
 class Bookmark:
@@ -38,7 +38,7 @@ class Bookmark:
         self.epoch = 0
         self.position: Position | None = None  # in self.epoch, to begin at, or where it ended
         self.pool_size = PoolSize()
-        self.before = Clock()  # the clock before the current epoch
+        self.before = Counts()  # the counts before the current epoch
         self._skip = 0  # outputs of the next epoch to skip, from its beginning
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
@@ -47,8 +47,8 @@ class Bookmark:
         self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
-        # Unacknowledged outputs of finished runs: epoch, position, and the clock before.
-        self._pending: deque[tuple[int, Position | None, Clock]] = deque()
+        # Unacknowledged outputs of finished runs: epoch, position, and the counts before.
+        self._pending: deque[tuple[int, Position | None, Counts]] = deque()
         self._is_acknowledging = False  # whether the trainer acknowledges outputs
         self._must_agree = True  # whether ranks compare their pipelines at the next iter()
         self._set_by_epoch = False  # whether ``set_epoch`` asked for that
@@ -145,16 +145,16 @@ class Bookmark:
         """Count all outputs of earlier epochs as acknowledged: a new epoch begins."""
         self._pending.clear()
 
-    def of_epoch(self) -> Clock:
-        """Return the clock of the current epoch alone."""
+    def of_epoch(self) -> Counts:
+        """Return the counts of the current epoch alone."""
         run = self._run
         if run is not None and not run.closed:  # also a parent's: its counts can be read
-            return self._clock(run)
-        return self._clock(self.position or Position())
+            return self._counts(run)
+        return self._counts(self.position or Position())
 
-    def _clock(self, at: Run | Position) -> Clock:
-        """Return the clock of its epoch over all ranks, computed from this rank's counts."""
-        own = self.chain.on_leg(at.leg).clock(self.epoch, at.fresh, at.uses, at.yielded)
+    def _counts(self, at: Run | Position) -> Counts:
+        """Return the counts of its epoch over all ranks, computed from this rank's counts."""
+        own = self.chain.on_leg(at.leg).counts(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
 
     @property
@@ -181,8 +181,8 @@ class Bookmark:
             after = decisions.after(known.epochs.get(run.epoch))
             self._echo_record = replace(known, epochs={**known.epochs, run.epoch: after})
 
-    def where(self) -> tuple[int, Position, Clock]:
-        """Return the current position: the epoch, the position in it, and the clock before it.
+    def where(self) -> tuple[int, Position, Counts]:
+        """Return the current position: the epoch, the position in it, and the counts before it.
 
         It is after the last acknowledged output; if none was acknowledged, after the last output.
         After the last output of an epoch it is the beginning of the next.
@@ -218,9 +218,9 @@ class Bookmark:
             )
         return self.epoch, run.position(late), self.before
 
-    def _behind(self, run: Run) -> tuple[int, Clock]:
-        """Return the epoch after a whole run, and the clock then."""
-        return self.epoch + 1, self.before + self._clock(run)
+    def _behind(self, run: Run) -> tuple[int, Counts]:
+        """Return the epoch after a whole run, and the counts then."""
+        return self.epoch + 1, self.before + self._counts(run)
 
     def _is_epoch_left(self) -> bool:
         """True if a framework has left the current epoch before its end."""
@@ -305,7 +305,7 @@ class Bookmark:
         """
         if not self.chain.flow.is_adaptive and self.chain.late is None:
             raise ValueError(
-                'there is nothing to record: no .echo("auto") or .batch(n, late=) stands in this '
+                'there is nothing to record: no .echo("auto") or .late().batch(n) stands in this '
                 "chain"
             )
         run = self._live_run()
@@ -316,16 +316,18 @@ class Bookmark:
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""
-        chain, clock = self.chain, self.of_epoch()
-        share = clock.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
+        chain, counts = self.chain, self.of_epoch()
+        share = (
+            counts.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
+        )
         if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
             return 1.0
         try:
-            fresh = self._loaded_batches() if chain.source.yields_batches else clock.fresh_examples
+            fresh = self._loaded_batches() if chain.source.yields_batches else counts.fresh_examples
             leg = self._leg
-            here, before = chain.on_leg(leg), Clock() if leg is None else leg.before
+            here, before = chain.on_leg(leg), Counts() if leg is None else leg.before
             examples = here.examples_in_batches(self.epoch)
-            of_all = (before + here.clock(self.epoch, examples, 0, 0)).fresh_examples
+            of_all = (before + here.counts(self.epoch, examples, 0, 0)).fresh_examples
             share = max(share or 0.0, fresh / max(1, of_all))
         except TypeError:
             if share is None:

@@ -26,7 +26,7 @@ from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.composite import Stage
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
-from stoker.stats import Clock
+from stoker.stats import Counts
 
 
 class Applied(NamedTuple):
@@ -444,13 +444,13 @@ class Chain:
             )
         return self.orders.cuts(self.seed, epoch)
 
-    def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
-        """Return the clock over all ranks when this rank has handed out so much of an epoch."""
+    def counts(self, epoch: int, fresh: int, uses: int, outputs: int) -> Counts:
+        """Return the counts over all ranks when this rank has handed out so much of an epoch."""
         world = self.rank_world[1]
         if not fresh or world == 1 or not self.plans_batches:
-            return Clock(world * fresh, world * uses, outputs)
+            return Counts(world * fresh, world * uses, outputs)
         of_all = self.orders.cuts(self.seed, epoch).of_all(fresh)
-        return Clock(of_all, of_all if self.echo is None else world * uses, outputs)
+        return Counts(of_all, of_all if self.echo is None else world * uses, outputs)
 
     def examples(self, epoch: int = 0) -> int:
         """Return this rank's fresh examples (of a loader, batches). Raises TypeError if unknown."""

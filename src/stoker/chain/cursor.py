@@ -192,7 +192,7 @@ class Cursor(Bookmark):
 
     def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return the position to begin at so as to skip outputs, and how many to make and drop."""
-        steps_before = self._clock(position).steps
+        steps_before = self._counts(position).steps
         if not skip or steps_before == skip:
             return position, 0
         if steps_before > skip:

@@ -15,7 +15,7 @@ from stoker.frameworks.queries import (
     unwrap_state,
     wrap_state,
 )
-from stoker.stats import Clock, Uses
+from stoker.stats import Counts, Uses
 
 if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
@@ -92,7 +92,7 @@ class EpochApi(Generic[T]):
 
         Both have one position: epochs, states and statistics are the pipeline's. Accelerate and the
         Hugging Face ``Trainer`` take it as it is: shard the pipeline, and move batches with
-        ``.to(device)``.
+        ``.to_torch(device)``.
 
         Raises ImportError without torch.
         """
@@ -128,7 +128,7 @@ class EpochApi(Generic[T]):
         return self._cursor.progress()
 
     @property
-    def clock(self) -> Clock:
+    def counts(self) -> Counts:
         """Fresh examples, uses and steps handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
 

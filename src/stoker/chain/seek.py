@@ -25,7 +25,7 @@ from stoker.schedule.leg import Leg, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
-from stoker.stats import Clock
+from stoker.stats import Counts
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
 _MOST_EPOCHS = 1000
@@ -55,13 +55,13 @@ def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
     return Position(number, examples, examples), 0
 
 
-def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
-    """Return how many whole epochs ``outputs`` span, how many outputs are left, and the clock.
+def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Counts]:
+    """Return how many whole epochs ``outputs`` span, how many outputs are left, and the counts.
 
-    Counts from the beginning of ``epoch``; the clock is that of the whole epochs, over all ranks.
+    Counts from the beginning of ``epoch``; the counts is that of the whole epochs, over all ranks.
     Needs ``can_jump``.
     """
-    epochs, before, was_empty = 0, Clock(), False
+    epochs, before, was_empty = 0, Counts(), False
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
         if not count:  # as when all are made: one empty epoch is passed over, and no second one
             if was_empty:
@@ -78,8 +78,8 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock
         assert whole is not None
         # Epochs whose batches are not planned are all alike.
         alike = 1 if chain.plans_batches else outputs // count
-        one = chain.clock(epoch + epochs, whole.fresh, whole.uses, whole.yielded)
-        before += Clock(alike * one.fresh_examples, alike * one.uses, alike * one.steps)
+        one = chain.counts(epoch + epochs, whole.fresh, whole.uses, whole.yielded)
+        before += Counts(alike * one.fresh_examples, alike * one.uses, alike * one.steps)
         epochs, outputs = epochs + alike, outputs - alike * count
     return epochs, outputs, before
 
@@ -232,7 +232,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
         ranges += [(place, place + 1) for place in unused.tolist()]
         rest, unused = UnreadRanges(sorted(ranges)), unused[:0]
     held, lost_uses = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
-    before = Clock(
+    before = Counts(
         sum(position.fresh for position in positions) - new_world * held.each - len(begun),
         sum(position.uses for position in positions),
         at.yielded,
@@ -269,7 +269,7 @@ def _begin_stream_leg(loaded: Loaded) -> Position:
     """
     at, by = loaded.position, loaded.by
     assert at is not None
-    before = by.clock(loaded.epoch, at.fresh, at.uses, at.yielded)
+    before = by.counts(loaded.epoch, at.fresh, at.uses, at.yielded)
     leg = _leg_behind(at, by.rank_world[1], UnreadRanges([]), before)
     return Position(loader_state=at.loader_state, leg=leg)
 
@@ -296,13 +296,13 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
         rest = UnreadRanges([*((place, place + 1) for place in unread.tolist()), *ranges])
         unread = unread[:0]
     read = deal.cuts.of_all(deal.cuts.start(at.yielded))
-    before = Clock(read, read, at.yielded)
+    before = Counts(read, read, at.yielded)
     leg = _leg_behind(at, world, rest, before)
     leg = replace(leg, returned=unread, world=new_world, over=over)
     return Position(order=at.order, leg=leg)
 
 
-def _leg_behind(at: Position, world: int, rest: UnreadRanges, before: Clock) -> Leg:
+def _leg_behind(at: Position, world: int, rest: UnreadRanges, before: Counts) -> Leg:
     """Return the leg behind a position of ``world`` ranks; ``before``: the counts of that leg."""
     was, batches = at.leg, world * at.yielded
     if was is None:

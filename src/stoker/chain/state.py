@@ -31,7 +31,7 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Cut
-from stoker.stats import Clock
+from stoker.stats import Counts
 
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
@@ -61,7 +61,7 @@ class Loaded:
     epoch: int
     position: Position | None
     pool_size: PoolSize
-    before: Clock
+    before: Counts
     handed_out: int | None
     skip: int = 0
 
@@ -71,7 +71,7 @@ def write(
     epoch: int,
     position: Position,
     pool_size: PoolSize,
-    before: Clock,
+    before: Counts,
     handed_out: int | None = None,
     skip: int = 0,
 ) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             check_integer(state["epoch"]),
             _position(state, there, held),
             size,
-            Clock(*before),
+            Counts(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,
             check_integer(state.get("skip", 0)),
         )

@@ -27,13 +27,13 @@ from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
 from stoker.frameworks.framework import EpochListener
 from stoker.frameworks.queries import calling_loop, epoch_listener
-from stoker.stats import Clock, Stats
+from stoker.stats import Counts, Stats
 
 
 class StepEpochs(Cursor):
     """A cursor over step epochs of ``chain.steps`` outputs; None: a single one without an end.
 
-    Its epoch, position and clock are those of the data. ``handed_out`` counts outputs in step
+    Its epoch, position and counts are those of the data. ``handed_out`` counts outputs in step
     epochs: a step epoch that was left early counts as whole once the next begins.
     """
 
@@ -141,7 +141,7 @@ class StepEpochs(Cursor):
         self._fresh_start = True
 
     def rest(self) -> None:
-        """Stop the clock of the current data epoch, which goes on in the next step epoch.
+        """Stop the counts of the current data epoch, which goes on in the next step epoch.
 
         If nothing follows in it, it ends with this one, and ``epoch`` counts it. To know that, the
         next output is decided, but not where that depends on time, or reads a stream further.
@@ -228,9 +228,9 @@ class StepEpochs(Cursor):
                 f"under .repeat() epoch {epoch} begins at the end of epoch {int(epoch) - 1}, and "
                 "that position is not known: load a state"
             )
-        self.before = Clock()
+        self.before = Counts()
         self.go_to(0, None)
-        self.before = Clock()
+        self.before = Counts()
         self.handed_out = 0
         self._advance(int(epoch) * (steps or 0))
         self._goes_on = False
@@ -271,7 +271,7 @@ class StepEpochs(Cursor):
 
     # -- states
 
-    def where(self) -> tuple[int, Position, Clock]:
+    def where(self) -> tuple[int, Position, Counts]:
         """Return the current position, as ``Cursor`` does.
 
         If a step epoch ends in the middle of a data epoch that cannot be made again, it is the
@@ -291,7 +291,7 @@ class StepEpochs(Cursor):
             "use a source with an index, or with a state (torchdata's StatefulDataLoader), or no "
             ".repeat()"
         )
-        return epoch + 1, Position(), before + self._clock(position)
+        return epoch + 1, Position(), before + self._counts(position)
 
     def _forget_pending(self) -> None:
         """Do nothing: a trainer may acknowledge them after the next data epoch has begun."""

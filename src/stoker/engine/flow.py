@@ -36,7 +36,7 @@ class Own:
     Attributes:
         stage: a ``StreamStage`` (``stages/stage.py``).
         holds_batches: whether its items are batches.
-        on_device: whether it comes after ``.to(device)``.
+        on_device: whether it comes after ``.to_torch(device)``.
         group: the number of items in a batch; 1 if items are batches.
         leaks: whether layers behind it may drop items.
         at: its place among the layers.
@@ -82,7 +82,7 @@ class Sift:
 
     Attributes:
         budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
-        on_device: whether it comes after ``.to(device)``.
+        on_device: whether it comes after ``.to_torch(device)``.
         at: its place among the layers.
     """
 
@@ -264,7 +264,7 @@ class Flow:
 
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
         """Return the address of a layer in an epoch, by its place among the layers."""
-        paces = self.orders.paces(epoch) if any(step.clock for step in self.steps) else ()
+        paces = self.orders.paces(epoch) if any(step.progress for step in self.steps) else ()
         return self.orders.address(at, seed, epoch, paces)
 
     def _at_hand(self) -> Segment:

@@ -9,7 +9,7 @@ from stoker.engine.work.address import WorkAddress
 from stoker.schedule.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.cuts import PlannedCuts
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import Pace
+from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
 

@@ -70,7 +70,7 @@ class RandomImageMap(ImageMap):
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
                 f"{self.name} needs a NumPy generator, not a {type(rng).__name__}: put this stage "
-                "before .to()"
+                "before .to_torch()"
             )
         return _each(images, partial(self.fn, rng=rng))
 

@@ -34,14 +34,14 @@ def normalize(
     """Subtract a mean from each channel, and divide by a standard deviation.
 
     In a pipeline, ``normalize`` and ``to_chw`` next to each other are one pass over the bytes of a
-    batch in ``stoker-native``, in either order, before ``.to("cpu")`` or behind it.
+    batch in ``stoker-native``, in either order, before ``.to_torch()`` or behind it.
 
     Example: ``.map(stoker.images.to_chw, on="image").map(stoker.images.normalize(), on="image")``
 
     Args:
         mean, std: one number for each channel, for pixels from 0 to 1. By default ImageNet's.
         dtype: of the result: "float32", "float16", or "bfloat16", which NumPy does not have: put
-            ``.to()`` before. All are calculated in ``float32``.
+            ``.to_torch()`` before. All are calculated in ``float32``.
 
     Returns:
         A function for ``.map(fn, on="image")``. It takes one image or a batch, as an array or a
@@ -207,7 +207,7 @@ class _Normalized:
             return np.dtype(self.dtype)
         except TypeError:
             raise TypeError(
-                f"NumPy has no {self.dtype}: put .to('cpu') or .to('cuda') before normalize"
+                f"NumPy has no {self.dtype}: put .to_torch() or .to_torch('cuda') before normalize"
             ) from None
 
     def _axis(self, images: Any) -> int:

@@ -41,7 +41,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchRule:
-    """The arguments of ``.batch(tokens=)`` and ``.batch(n, key=)``, with all examples' sizes.
+    """The arguments of ``.batch_by_tokens()`` and ``.bucket(n, key)``, with all examples' sizes.
 
     Attributes:
         budget: what a batch holds at most: of its rows times the longest, if padded, else the sum.

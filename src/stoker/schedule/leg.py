@@ -21,7 +21,7 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
-from stoker.stats import Clock
+from stoker.stats import Counts
 
 # Ranges in a row: a rank has a few at most, and a state holds them all.
 _MOST_RANGES = 1 << 20
@@ -204,7 +204,7 @@ class Leg:
 
     begun_by: int
     rest: UnreadRanges
-    before: Clock
+    before: Counts
     batches: int
     held: CarriedUses | None = None
     returned: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -292,7 +292,7 @@ class Leg:
         return cls(
             check_integer(saved["begun_by"], 1),
             UnreadRanges(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
-            Clock(fresh, uses, steps),
+            Counts(fresh, uses, steps),
             check_integer(saved["batches"]),
             held,
             returned,

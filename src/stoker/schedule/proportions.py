@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.epoch_time import EpochTime
+from stoker.schedule.progress import Progress
 
 MOST_TOTAL = 1 << 30
 """The largest sum of weights that is kept exactly; more is rounded to it (to 1 in 2**29), so
@@ -256,7 +256,7 @@ class ChangingWeights:
         parts: how many there are.
     """
 
-    def __init__(self, weights: Callable[[EpochTime], Sequence[float]], parts: int) -> None:
+    def __init__(self, weights: Callable[[Progress], Sequence[float]], parts: int) -> None:
         self._weights, self._parts = weights, parts
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -271,7 +271,7 @@ class ChangingWeights:
         given = np.zeros(self._parts, np.int64)
         for piece, begin in enumerate(bounds[:-1]):
             size = bounds[piece + 1] - begin
-            shares = _shares_of(self._weights(EpochTime(epoch, begin / max(1, places))))
+            shares = _shares_of(self._weights(Progress(epoch, begin / max(1, places))))
             due += shares * size
             counts[piece] = _rounded(due - given * _WHOLE, shares > 0, size)
             given += counts[piece]

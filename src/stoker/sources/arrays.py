@@ -235,7 +235,7 @@ class SlicedColumn(Column):
                     f"from_arrays: NumPy has no {array.dtype}. Give from_dataset the tensor, or a "
                     "TensorDataset of several, or, which is faster, from_arrays its "
                     f".view({integers}), and put .map(lambda batch: batch.view({array.dtype})) "
-                    "behind .to(...)"
+                    "behind .to_torch(...)"
                 ) from error
             raise ValueError(
                 f"from_arrays: the first row of this {type(array).__name__} is not an array: "

@@ -29,9 +29,9 @@ from stoker.schedule.dealing import (
     PartDeal,
     RankOrder,
 )
-from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
+from stoker.schedule.progress import Pace
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceOver

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
+from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceOver
 from stoker.sources.source import Indices, Reader, Rows

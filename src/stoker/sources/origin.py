@@ -21,9 +21,9 @@ from stoker.basics.fingerprint import Fingerprint, landmark, rows_digest, spread
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import Pace
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.order import Places
+from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Source
 from stoker.stats import PartStats

@@ -1,4 +1,4 @@
-"""Batches in which examples that are not ready may come later: ``.batch(n, late=k)``.
+"""Batches in which examples that are not ready may come later: ``.late(k).batch(n)``.
 
 An example's own batch is the one that it has in the epoch's order. A batch takes the first ``n``
 that are left, in order, if these are ready. If not, it leaves out those that are not, and takes
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +33,6 @@ from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, as_json, damage_error
-from stoker.engine.flow import Flow
 from stoker.engine.items import Item, WouldBlock
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
@@ -43,45 +42,63 @@ from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.planned import Sizing, batch_stage
-from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
+from stoker.stages.batching.planned import PlannedBatch
+from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, first_with
 
 Left = tuple[int, ...]
 """The examples that a batch left behind, ascending."""
 
 
 @dataclass(frozen=True)
-class LateBatch(Batch, StreamStage):
-    """The stage ``.batch(n, late=k)``.
+class Late(StreamStage):
+    """The stage ``.late(max_batches)``, right before ``.batch(n)``.
 
     Attributes:
-        late: how many batches an example that is not ready may move on by.
+        max_batches: how many batches an example that is not ready may move on by.
+        n, drop_last: of the batches behind it; 0 before there are some.
     """
 
-    late: int = field(default=0, kw_only=True)
-    traits = Traits(batches=True, late=True)
+    max_batches: int
+    n: int = 0
+    drop_last: bool = False
+    traits = Traits(late=True, keeps_fields=True)
     kind = "late"
     is_decided = False
     in_turn = False
 
+    @staticmethod
+    def of(max_batches: Any) -> Late:
+        """Check the argument of ``.late()``."""
+        if not is_whole_number(max_batches):
+            raise TypeError(f".late() takes a whole number of batches, not {max_batches!r}")
+        if max_batches < 1:
+            raise ValueError(f".late() takes a number of batches from 1, not {max_batches}")
+        return Late(int(max_batches))
+
     @property
     def call(self) -> str:
-        return f"batch({self.n}, late={self.late})"
+        return f"late({self.max_batches})"
 
-    def bind(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Late:
         """Refuse what decides about examples in their order, and what has no order."""
-        super().bind(before)
         if not before.source.is_indexed:
             raise CombinationError(
-                f".{self.call} makes examples out of order, and a stream has one order alone"
+                f".{self.call} has examples made out of order, and a stream has one order alone"
             )
         stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
+            before.stages,
+            lambda t: (
+                t.filters or t.skips or t.repeats or t.joins or t.scans or t.batches or t.late
+            ),
         )
+        if stage is not None and (stage.traits.batches or stage.traits.late):
+            raise CombinationError(
+                f".{self.call} cannot follow {stage.name}: put it before .batch(n)"
+            )
         if stage is not None and stage.traits.repeats:
             raise CombinationError(
                 f".{stage.name} decides on numbers alone which uses are in a batch: leave out "
-                f'late={self.late}. .echo("auto") uses what is there while examples are late'
+                f'.{self.call}. .echo("auto") uses what is there while examples are late'
             )
         if stage is not None or before.budget != RAISE:
             name = "on_error=" if stage is None else f".{stage.name}"
@@ -89,23 +106,33 @@ class LateBatch(Batch, StreamStage):
                 f"{name} decides about one example after another, and so waits for each: "
                 f".{self.call} cannot follow it"
             )
-        return self
+        return Late(self.max_batches)
+
+    def followed_by(self, stage: ChainStage) -> Late:
+        """Return it with the size of the batches behind it."""
+        if self.n:
+            return self
+        if not isinstance(stage, Batch):
+            raise CombinationError(f".{self.call} stands right before .batch(n), not {stage.name}")
+        if isinstance(stage, PlannedBatch):
+            raise CombinationError(
+                f".{stage.name} plans its batches ahead, so nothing in them may be late: .batch(n)"
+            )
+        return replace(self, n=stage.n, drop_last=stage.drop_last)
 
     def begin(self, chain: ChainView) -> None:
         """Refuse what has to know the places of examples in batches."""
+        if not self.n:
+            raise CombinationError(f".{self.call} is about batches: put .batch(n) behind it")
         share = chain.selection.share
         if share is not None and share.padding is not None:
             raise CombinationError(
-                f".shard(remainder=) says which rows are padding before .{self.call}"
+                f".shard({share.padding}) says which rows are padding before .{self.call}"
             )
         if first_with(chain.stages, lambda t: t.repeats) is not None:
             raise CombinationError(
                 f".echo() uses batches again by their number: without .{self.call}"
             )
-
-    def add_to(self, flow: Flow) -> None:
-        flow.put(self)
-        flow.into(self.stack)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> LateStream:
         return LateStream(self, upstream, context.setup.epoch, context.setup.record)
@@ -127,27 +154,19 @@ class LateBatch(Batch, StreamStage):
     def check_leg(self, chain: ChainView) -> None:
         raise StateError("which examples were late is the rank's own")
 
+    def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Late:
+        return replace(self, n=check_integer(batches, 1))
+
     def sizes(self, examples: int) -> Sizes:
         """Return the sizes of an epoch with so many examples."""
         total = examples - examples % self.n if self.drop_last else examples
-        return Sizes(self.n, self.late, total)
+        return Sizes(self.n, self.max_batches, total)
+
+    def count(self, items: int) -> int:
+        return items
 
     def signature(self) -> str:
-        return f"batch({self.n}, drop_last={self.drop_last}, late={self.late})"
-
-
-def batch_with_late(n: Any, drop_last: Any, collate: Any, sizing: Sizing, late: Any) -> Batch:
-    """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
-    if sizing.is_given and late:
-        raise CombinationError(
-            "batches that are planned ahead have no place for what is late: .batch(n)"
-        )
-    if not is_whole_number(late):
-        raise TypeError(f"late= is a number of batches, not {late!r}")
-    if late < 0:
-        raise ValueError(f"late= is a number of batches, not {late}")
-    batch = batch_stage(n, drop_last, collate, sizing)
-    return LateBatch(batch.n, batch.drop_last, batch.collate, late=int(late)) if late else batch
+        return self.call
 
 
 class Sizes(NamedTuple):
@@ -350,7 +369,7 @@ class LateRecord(msgspec.Struct):
         return record
 
 
-class LateStart(Node, tag=LateBatch.kind):
+class LateStart(Node, tag=Late.kind):
     """What batches left behind, around one from which an epoch goes on.
 
     Attributes:
@@ -370,7 +389,7 @@ class LateStream(DecidingStream):
     """The examples of a stream, batch by batch, those that were late in later ones.
 
     Args:
-        batch: the stage.
+        stage: the stage.
         upstream: the stream of examples.
         epoch: the epoch's number.
         record: the decisions of an earlier run that are repeated, or None.
@@ -379,12 +398,12 @@ class LateStream(DecidingStream):
     keeps = True
 
     def __init__(
-        self, batch: LateBatch, upstream: SegmentStream, epoch: int, record: RunRecord | None
+        self, stage: Late, upstream: SegmentStream, epoch: int, record: RunRecord | None
     ) -> None:
         super().__init__(upstream)
         self.total = upstream.total
         assert self.total is not None
-        sizes = batch.sizes(self.total)
+        sizes = stage.sizes(self.total)
         self.order = LateOrder(sizes)
         self._record = None if record is None else LateRecord.of_run(record, epoch, sizes)
         self._bias = LateBias()

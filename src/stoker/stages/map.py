@@ -33,13 +33,13 @@ class Map(Operation):
         is_random: whether it is handed a generator.
         repeats_only: whether first uses pass it untouched.
         position: how many random maps stand before it in the chain: part of its address.
-        clock: whether ``fn`` is told last where in training the example stands.
+        progress: whether ``fn`` is told last where in training the example stands.
     """
 
     is_random: bool = False
     repeats_only: bool = False
     position: int = 0
-    clock: bool = False
+    progress: bool = False
 
     @staticmethod
     def of(
@@ -49,15 +49,17 @@ class Map(Operation):
         *,
         is_random: bool,
         repeats_only: bool = False,
-        clock: bool = False,
+        progress: bool = False,
     ) -> Map:
         """Check the arguments of ``.map()`` and ``.random_map()``."""
         method = "random_map" if is_random else "map"
-        if not isinstance(clock, bool):
-            raise TypeError(f".{method}() takes clock=True or False, not {clock!r}")
-        budget = check_budget(method, fn, on, on_error, is_random=is_random, clock=clock)
+        if not isinstance(progress, bool):
+            raise TypeError(f".{method}() takes progress=True or False, not {progress!r}")
+        budget = check_budget(method, fn, on, on_error, is_random=is_random, progress=progress)
         only = bool(repeats_only)
-        return Map(fn, names_of(on), budget, is_random=is_random, repeats_only=only, clock=clock)
+        return Map(
+            fn, names_of(on), budget, is_random=is_random, repeats_only=only, progress=progress
+        )
 
     @property
     def method(self) -> str:
@@ -69,7 +71,7 @@ class Map(Operation):
             keeps_fields=self.on is not None,
             skips=self.skips,
             is_random=self.is_random,
-            changes=self.clock,
+            changes=self.progress,
             inside=self.part is not None,
         )
 
@@ -86,14 +88,14 @@ class Map(Operation):
                 "repeats_only= needs an .echo() before it, and no .batch() in between, which mixes "
                 "first and later uses"
             )
-        if self.clock:
-            self._check_clock(before)
+        if self.progress:
+            self._check_progress(before)
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(stage, position=position)
 
-    def _check_clock(self, before: ChainView) -> None:
+    def _check_progress(self, before: ChainView) -> None:
         """Raise ValueError where what comes has no place in the epoch, or several."""
-        call = f".{self.method}(clock=True)"
+        call = f".{self.method}(progress=True)"
         if not before.source.is_indexed:
             raise CombinationError(
                 f"{call} tells an example's place in the epoch, and a stream's length is not known"
@@ -120,26 +122,30 @@ class Map(Operation):
         is_alike = (before.on, before.part, before.budget) == (self.on, self.part, self.budget)
         if not is_alike or self.skips or self.repeats_only or before.repeats_only:
             return None
-        if self.clock or before.clock:
+        if self.progress or before.progress:
             return None
         both = fused(before.fn, self.fn)
         return None if both is None else replace(before, fn=both)
 
     def compile(self, rejected: object) -> Callable[..., Any]:
         fn = self.fn
-        if not self.clock:
+        if not self.progress:
             fn = call_with_rng(fn) if self.is_random else call_without_rng(fn)
         return fn if self.on is None else _OnField(fn, fields_of(self.on))
 
     def compile_many(self) -> Many | None:
         many, on = many_of(self.fn), self.on
-        if many is None or self.clock or isinstance(on, tuple):
+        if many is None or self.progress or isinstance(on, tuple):
             return None
         return many if on is None else partial(_many_on, Field(on), many)
 
     def signature(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""
-        return super().signature() + ", repeats only" * self.repeats_only + ", clock" * self.clock
+        return (
+            super().signature()
+            + ", repeats only" * self.repeats_only
+            + ", progress" * self.progress
+        )
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None

@@ -111,7 +111,9 @@ def _is_a_jax_type(leaf: Any) -> bool:
 
 @dataclass(frozen=True)
 class To(StreamStage):
-    """The stage ``.to(device)``: the consumer's thread drives its stream, and all behind it.
+    """The stages ``.to_torch()`` and ``.to_jax()``.
+
+    The consumer's thread drives its stream, and all behind it.
 
     Attributes:
         device: the name of a device of torch; or a ``jax.Device`` or ``jax.sharding.Sharding``.
@@ -123,13 +125,19 @@ class To(StreamStage):
     is_decided = False
 
     @staticmethod
-    def of(device: Any) -> To:
-        """Check the argument of ``.to()``; raises ImportError without torch."""
-        return To(device if is_jax_place(device) else torch_device(device))
+    def of_jax(place: Any) -> To:
+        """Check the argument of ``.to_jax()``."""
+        if not is_jax_place(place):
+            raise TypeError(
+                ".to_jax() takes a jax.Device or a jax.sharding.Sharding, such as "
+                "jax.devices()[0], "
+                f"not {place!r}"
+            )
+        return To(place)
 
     @property
     def call(self) -> str:
-        return f"to({name_of(self.device)})"
+        return f"to_{'jax' if is_jax_place(self.device) else 'torch'}({name_of(self.device)})"
 
     @property
     def allocate(self) -> Callable[[int], memoryview]:
@@ -175,17 +183,19 @@ def torch_device(device: Any) -> str:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(".to(device) needs PyTorch: pip install 'stoker[torch]'") from error
+        raise ImportError(".to_torch() needs PyTorch: pip install 'stoker[torch]'") from error
     if not isinstance(device, (str, int, torch.device)) or isinstance(device, bool):
         raise TypeError(
-            f".to() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the dtype "
+            f".to_torch() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the "
+            f"dtype "
             "in a map"
         )
     try:
         return str(torch.device(device))
     except RuntimeError as error:
         raise RuntimeError(
-            f".to() takes a device of torch, such as 'cuda' (any GPU of NVIDIA or AMD), 'mps' or "
+            f".to_torch() takes a device of torch, such as 'cuda' (any GPU of NVIDIA or AMD), "
+            f"'mps' or "
             f"'cpu', not {device!r}"
         ) from error
 
@@ -256,7 +266,7 @@ class Mover:
             why = str(error).partition("\n")[0].partition(". ")[0]
             raise RuntimeError(
                 f".{self.name} finds no such device: {why}. This torch is {torch.__version__}; "
-                '.to("cpu") gives tensors without one'
+                ".to_torch() gives tensors without one"
             ) from error
         if self._device.type == "cuda":
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stoker.schedule.epoch_time import Pace
+from stoker.schedule.progress import Pace
 
 
 class WorkAddress(NamedTuple):

@@ -46,7 +46,7 @@ class Segment:
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind the batching stage.
         batches_in: whether the inputs are batches.
-        on_device: whether the segment comes after ``.to(device)``.
+        on_device: whether the segment comes after ``.to_torch(device)``.
         at: the segment's place among the parts.
         behind: what stands behind it.
         renumbered: whether the inputs were packed, and so have numbers of their own.

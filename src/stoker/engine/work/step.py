@@ -27,7 +27,7 @@ class RowStep(ABC):
         makes_values: whether what its function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
-        clock: whether its function is told where in training an example stands.
+        progress: whether its function is told where in training an example stands.
     """
 
     budget: Budget | None
@@ -35,7 +35,7 @@ class RowStep(ABC):
     part: Any
     makes_values = True
     repeats_only = False
-    clock = False
+    progress = False
 
     @property
     @abstractmethod

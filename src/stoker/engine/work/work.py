@@ -43,7 +43,7 @@ from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.epoch_time import EpochTime, time_at
+from stoker.schedule.progress import Progress, progress_at
 from stoker.schedule.rng import AddressedGenerator
 from stoker.sources.origin import IndexedSource
 
@@ -336,7 +336,7 @@ class Work:
             place = None if seeds is None else seeds.of(number - shift)
             others = self._others(stage, places)
             passed_by = 0
-            is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
+            is_choosy, is_timed = others is not None or stage.repeats_only, stage.progress
             if spot is not None:
                 spot.enter(number)
             made = None
@@ -359,7 +359,7 @@ class Work:
                     if place is not None:
                         place(places[i], use)
                     if is_timed:
-                        more: list[Any] = [self._time_at(places[i])]
+                        more: list[Any] = [self._progress_at(places[i])]
                         if key is not None:
                             more.insert(0, draw_at(key, places[i], use))
                         result = fn(value, *more)
@@ -394,8 +394,8 @@ class Work:
             pass_on(error)
             return None
 
-    def _time_at(self, place: int) -> EpochTime:
-        return time_at(self.address.epoch, place, self.address.paces)
+    def _progress_at(self, place: int) -> Progress:
+        return progress_at(self.address.epoch, place, self.address.paces)
 
     def _others(self, stage: RowStep, places: Sequence[int]) -> list[bool] | None:
         """Mark the examples of other parts of a mixture; None if all are the stage's."""

@@ -89,7 +89,8 @@ def _why_impossible(answer: Any) -> str:
         if is_forked and isinstance(cause, RuntimeError) and "CUDA" in str(cause):
             return (
                 "it uses CUDA, which a forked process cannot use: have it use the CPU and end with "
-                ".to('cuda'), or call multiprocessing.set_start_method('forkserver') where the "
+                ".to_torch('cuda'), or call multiprocessing.set_start_method('forkserver') where "
+                "the "
                 "program begins"
             )
     return ""

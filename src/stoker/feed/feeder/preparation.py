@@ -153,7 +153,7 @@ def _check_servable(chain: Chain) -> Chain:
         )
     if chain.late is not None:
         raise FeedError(
-            "a feed cannot serve .batch(n, late=): what is late depends on the clock, but a feed "
+            "a feed cannot serve .late(): what is late depends on the clock, but a feed "
             "must be able to prepare batches again. Take .batch(n)"
         )
     if chain.flows:
@@ -169,8 +169,8 @@ def _check_servable(chain: Chain) -> Chain:
         )
     if any(stage.traits.moves for stage in chain.stages):
         raise FeedError(
-            "a feed cannot serve .to(device): its batches are in the host's memory. Put "
-            ".to(device) behind stoker.from_feed() in each job"
+            "a feed cannot serve .to_torch(device): its batches are in the host's memory. Put "
+            ".to_torch(device) behind stoker.from_feed() in each job"
         )
     return chain
 

@@ -19,6 +19,7 @@ from stoker.schedule import rng
 from stoker.schedule.orders.drawing import DrawnOrder, by_user
 from stoker.schedule.orders.order import Places
 from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.plain import ListedOrder
 from stoker.schedule.orders.subset import EligibleIndices
 
 # Neighbours whose weights are summed: 8 bytes for each block, and a place looks at all of one. With
@@ -108,6 +109,23 @@ class Weights:
         found: NDArray[np.int64] = blocks * _BLOCK + np.minimum(within, last)
         return found
 
+    def draw_distinct(self, count: int, key: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return different numbers, drawn one after another by the weights of those left.
+
+        The smallest of exponential times with the weights as rates (Efraimidis and Spirakis 2006).
+        Raises ValueError if fewer have a weight above 0.
+        """
+        weights = self._checked(0, len(self._values))
+        able = np.flatnonzero(weights > 0)
+        if len(able) < count:
+            raise ValueError(
+                f".sample(replacement=False): an epoch has {count:,} different examples, and only "
+                f"{len(able):,} have a weight above 0"
+            )
+        times = rng.AddressedGenerator().at(key, 0, 1).exponential(size=len(able)) / weights[able]
+        drawn: NDArray[np.int64] = able[np.argsort(times, kind="stable")[:count]]
+        return drawn
+
     def repeats(self, batch: int, count: int) -> float:
         """Return how many of a batch are expected to be another example's repeats.
 
@@ -152,10 +170,17 @@ class WeightedDrawing:
     Args:
         weights: of the source's examples, or a function of the epoch that returns them.
         num_samples: the places of an epoch, None for as many as there are candidates.
+        replacement: whether an example may come several times.
     """
 
-    def __init__(self, weights: Weights | Callable[[int], Any], num_samples: int | None) -> None:
+    def __init__(
+        self,
+        weights: Weights | Callable[[int], Any],
+        num_samples: int | None,
+        replacement: bool = True,
+    ) -> None:
         self._weights, self._num_samples = weights, num_samples
+        self._replacement = replacement
 
     @property
     def calls_user(self) -> bool:
@@ -169,9 +194,12 @@ class WeightedDrawing:
     ) -> DrawnOrder:
         weights, count = self._weights, self.count(len(candidates))
         if not isinstance(weights, Weights):
-            with by_user("shuffle(weights=fn)"):
+            with by_user("sample(fn)"):
                 weights = Weights(as_weights(weights(epoch), length), candidates)
-        return WeightedOrder(weights, count, rng.key(seed, epoch, purpose))
+        key = rng.key(seed, epoch, purpose)
+        if self._replacement:
+            return WeightedOrder(weights, count, key)
+        return ListedOrder(weights.draw_distinct(count, key), weights.digest)
 
 
 def as_weights(values: Any, length: int) -> NDArray[Any]:

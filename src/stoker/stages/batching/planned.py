@@ -1,8 +1,8 @@
 """Batches that are planned from sizes and keys.
 
-That is ``.batch(tokens=...)`` and ``.batch(n, key=...)``. What is in them is decided by numbers
-alone, before anything is read, so they stand where every example of the epoch comes by, once:
-behind ``.shuffle()`` and ``.shard()``, caches and maps.
+That is ``.batch_by_tokens(max_tokens, sizes)`` and ``.bucket(batch_size, key)``. Numbers alone
+decide what is in them, before anything is read, so they stand where every example of the epoch
+comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
 """
 
 from __future__ import annotations
@@ -58,126 +58,86 @@ def measured(parts: Sequence[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Sizing:
-    """The arguments of ``.batch()`` that say how large examples are, and which go together."""
-
-    tokens: Any = None
-    size: Any = None
-    key: Any = None
-    multiple_of: Any = None
-    max_rows: Any = None
-    padded: Any = True
-
-    @property
-    def is_given(self) -> bool:
-        """Whether any was given."""
-        return any(value is not None for value in (self.tokens, self.size, self.key)) or (
-            (self.multiple_of, self.max_rows, self.padded) != (None, None, True)
-        )
-
-    def check(self, n: Any, drop_last: Any) -> None:
-        """Raise ValueError or TypeError for what does not go together, or is no number."""
-        if (n is None) == (self.tokens is None):
-            raise TypeError(
-                ".batch() takes the number of examples in a batch, n, or tokens= with size=, and "
-                "not both (max_rows= limits the examples of a batch of tokens)"
-            )
-        if (self.tokens is None) != (self.size is None):
-            arguments, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
-            raise CombinationError(
-                f".batch({arguments}=...) needs {lacks}=: a batch holds tokens= of what size= says"
-            )
-        if self.tokens is None and self.key is None:
-            raise CombinationError(
-                ".batch(n) plans nothing ahead: multiple_of=, max_rows= and padded= are for tokens="
-            )
-        if self.tokens is None and (self.multiple_of, self.max_rows, self.padded) != (
-            None,
-            None,
-            True,
-        ):
-            raise CombinationError(
-                ".batch(n, key=...) has no sizes: multiple_of=, max_rows=, padded= are for tokens="
-            )
-        if drop_last:
-            raise CombinationError(
-                ".batch(tokens=, key=) leaves out fewer examples than there are ranks, and no last "
-                "batch: remove drop_last=True"
-            )
-        if not isinstance(self.padded, bool):
-            raise TypeError(f".batch() takes padded=True or False, not {self.padded!r}")
-        if self.multiple_of is not None and not self.padded:
-            raise CombinationError(".batch(padded=False) pads nothing: remove multiple_of=")
-        for name in ("tokens", "multiple_of", "max_rows"):
-            value = getattr(self, name)
-            if value is not None and not is_whole_number(value):
-                raise TypeError(f".batch() takes {name}= as a whole number, not {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f".batch() takes {name}= from 1, not {value}")
-
-    def costs(self, source: IndexedSource) -> tuple[Costs | None, Costs | None]:
-        """Return the sizes of the examples of a source, and their keys."""
-        sizes = keys = None
-        if self.key is not None:
-            keys = Costs.of(keys_of(source, self.key, ".batch(key=...)"), "key=", scaled=False)
-        if self.size is not None:
-            asked = ".batch(size=...)"
-            sizes = Costs.of(numbers_of(source, self.size, asked), asked, scaled=False)
-        return sizes, keys
-
-    def rule(
-        self, n: int | None, sizes: Costs | None, keys: Costs | None, examples: int, world: int
-    ) -> tuple[BatchRule, int]:
-        """Return how so many examples are batched, and about how many are in a batch."""
-        budget = int(n if n is not None else self.tokens)
-        multiple_of, typical = int(self.multiple_of or 1), budget
-        if sizes is not None:
-            mean = float(sizes.values.mean()) if len(sizes.values) else 1.0
-            typical = max(1, int(budget / max(mean, multiple_of)))
-        if self.max_rows is not None:
-            typical = min(typical, int(self.max_rows))
-        step = world * typical
-        window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
-        window = min(window, max(examples // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
-        most = None if self.max_rows is None else int(self.max_rows)
-        rule = BatchRule(budget, sizes, keys, bool(self.padded), multiple_of, most, window)
-        return rule, typical
-
-
-def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
-    """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
-    if n is not None and not sizing.is_given:
-        return Batch.of(n, drop_last, collate)
-    sizing.check(n, drop_last)
-    plain = Batch.of(1 if n is None else n, False, collate)
-    asked = None if n is None else plain.n
-    return PlannedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
-
-
-@dataclass(frozen=True)
 class PlannedBatch(Batch):
-    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
+    """The stages ``.batch_by_tokens()`` and ``.bucket()``.
 
     Attributes:
         n: about how many examples a batch has.
-        sizing: its arguments; ``asked``: the ``n`` among them.
+        max_tokens: the most tokens in a batch; None where each has ``n`` examples, or fewer.
+        sizes, key, multiple_of, max_rows, padded: the other arguments.
         rule: what follows from them for the source, once it is bound.
     """
 
-    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
-    asked: int | None = None
+    max_tokens: int | None = None
+    sizes: Any = field(default=None, compare=False, repr=False)
+    key: Any = field(default=None, compare=False, repr=False)
+    multiple_of: int | None = None
+    max_rows: int | None = None
+    padded: bool = True
     rule: BatchRule | None = None
+
+    @staticmethod
+    def by_tokens(
+        max_tokens: Any, sizes: Any, key: Any, multiple_of: Any, max_rows: Any, padded: Any,
+        collate: Any,
+    ) -> PlannedBatch:  # fmt: skip
+        """Check the arguments of ``.batch_by_tokens()``."""
+        if not isinstance(padded, bool):
+            raise TypeError(f".batch_by_tokens() takes padded=True or False, not {padded!r}")
+        if multiple_of is not None and not padded:
+            raise CombinationError(
+                ".batch_by_tokens(padded=False) pads nothing: remove multiple_of="
+            )
+        given = {"max_tokens": max_tokens, "multiple_of": multiple_of, "max_rows": max_rows}
+        for name, value in given.items():
+            if value is None and name != "max_tokens":
+                continue
+            if not is_whole_number(value):
+                raise TypeError(
+                    f".batch_by_tokens() takes {name}= as a whole number, not {value!r}"
+                )
+            if value < 1:
+                raise ValueError(f".batch_by_tokens() takes {name}= from 1, not {value}")
+        numbers: dict[str, Any] = {k: v if v is None else int(v) for k, v in given.items()}
+        plain = Batch.of(1, False, collate)
+        return PlannedBatch(1, False, plain.collate, sizes=sizes, key=key, padded=padded, **numbers)
+
+    @staticmethod
+    def by_key(batch_size: Any, key: Any, collate: Any) -> PlannedBatch:
+        """Check the arguments of ``.bucket()``."""
+        plain = Batch.of(batch_size, False, collate)
+        return PlannedBatch(plain.n, False, plain.collate, key=key)
 
     @property
     def call(self) -> str:
-        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
-        for name in ("tokens", "size", "key", "multiple_of", "max_rows"):
-            value = getattr(sizing, name)
-            if value is not None:
-                is_short = isinstance(value, (str, int, np.integer))
-                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
-        said += ["padded=False"] * (not sizing.padded)
-        return f"batch({', '.join(said)})"
+        if self.max_tokens is None:
+            return f"bucket({self._budget}, key={_shown(self.key)})"
+        said = [str(self.max_tokens), f"sizes={_shown(self.sizes)}"]
+        said += [] if self.key is None else [f"key={_shown(self.key)}"]
+        limits = {"multiple_of": self.multiple_of, "max_rows": self.max_rows}
+        said += [f"{name}={value}" for name, value in limits.items() if value is not None]
+        said += ["padded=False"] * (not self.padded)
+        return f"batch_by_tokens({', '.join(said)})"
+
+    @property
+    def _budget(self) -> int:
+        """The most tokens, or examples, in a batch."""
+        return self.n if self.max_tokens is None else self.max_tokens
+
+    def _rule_of(
+        self, sizes: Costs | None, keys: Costs | None, examples: int, world: int
+    ) -> PlannedBatch:
+        """Return this with what it means for so many examples."""
+        multiple_of, typical = int(self.multiple_of or 1), self._budget
+        if sizes is not None:
+            mean = float(sizes.values.mean()) if len(sizes.values) else 1.0
+            typical = max(1, int(typical / max(mean, multiple_of)))
+        typical = typical if self.max_rows is None else min(typical, self.max_rows)
+        step = world * typical
+        window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
+        window = min(window, max(examples // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
+        rule = BatchRule(self._budget, sizes, keys, self.padded, multiple_of, self.max_rows, window)
+        return replace(self, rule=rule, n=typical)
 
     def bind(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
@@ -202,9 +162,14 @@ class PlannedBatch(Batch):
                 f".{self.call} plans batches before anything is read, and on_error="
                 f"{before.budget} may leave examples out: remove on_error="
             )
-        world = self._check_shard(before.stages)
-        rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)
-        return replace(self, rule=rule, n=typical)
+        world, sizes, keys = self._check_shard(before.stages), None, None
+        if self.key is not None:
+            asked = ".bucket()" if self.max_tokens is None else ".batch_by_tokens(key=...)"
+            keys = Costs.of(keys_of(source, self.key, asked), asked, scaled=False)
+        if self.max_tokens is not None:
+            asked = ".batch_by_tokens()"
+            sizes = Costs.of(numbers_of(source, self.sizes, asked), asked, scaled=False)
+        return self._rule_of(sizes, keys, len(source), world)
 
     def _check_shard(self, before: Sequence[ChainStage]) -> int:
         """Return the number of ranks.
@@ -237,20 +202,16 @@ class PlannedBatch(Batch):
     @property
     def size(self) -> int | list[int]:
         """The budget, ``multiple_of=`` and ``max_rows=``, 0 for what is not given."""
-        sizing, rule = self.sizing, self.rule
-        assert rule is not None
-        return [rule.budget, int(sizing.multiple_of or 0), int(sizing.max_rows or 0)]
+        return [self._budget, self.multiple_of or 0, self.max_rows or 0]
 
     def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Batch:
         rule = self.rule
         assert rule is not None
         budget, multiple_of, max_rows = (check_integer(each) for each in batches)
-        asked = None if self.asked is None else check_integer(budget, 1)
-        tokens = check_integer(budget, 1) if asked is None else None
-        limits = {"multiple_of": multiple_of or None, "max_rows": max_rows or None}
-        sizing = replace(self.sizing, tokens=tokens, **limits)
-        rule, typical = sizing.rule(asked, rule.sizes, rule.keys, examples, world)
-        return replace(self, sizing=sizing, asked=asked, rule=rule, n=typical)
+        budget = check_integer(budget, 1)
+        limits: dict[str, Any] = {"multiple_of": multiple_of or None, "max_rows": max_rows or None}
+        limits["n" if self.max_tokens is None else "max_tokens"] = budget
+        return replace(self, **limits)._rule_of(rule.sizes, rule.keys, examples, world)
 
     def count(self, items: int) -> int:
         """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
@@ -264,12 +225,12 @@ class PlannedBatch(Batch):
         """Return what decides which examples go together."""
         rule = self.rule
         assert rule is not None
-        sizes = "" if rule.sizes is None else f", size={rule.sizes.digest}"
+        name = "bucket" if rule.sizes is None else "batch_by_tokens"
+        sizes = "" if rule.sizes is None else f", sizes={rule.sizes.digest}"
         keys = "" if rule.keys is None else f", key={rule.keys.digest}"
-        what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
-            f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows})"
+            f"{name}({rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
+            f"max_rows={rule.max_rows}, padded={rule.is_padded})"
         )
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:
@@ -279,3 +240,12 @@ class PlannedBatch(Batch):
         return (
             f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
         )
+
+
+def _named(given: Any) -> Any:
+    """Return a field's name as it is, and ``...`` for numbers."""
+    return given if given is None or isinstance(given, (str, int)) else ...
+
+
+def _shown(given: Any) -> str:
+    return "..." if _named(given) is ... else repr(given)

@@ -112,7 +112,7 @@ def check_budget(
     on_error: OnError | None,
     *,
     is_random: bool = False,
-    clock: bool = False,
+    progress: bool = False,
 ) -> Budget | None:
     """Check the arguments of an operation; return its own budget, None for the pipeline's.
 
@@ -121,8 +121,8 @@ def check_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
-    if clock or method == "filter" or not takes_seed(fn):
-        _check_signature(method, fn, is_random, clock)
+    if progress or method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random, progress)
     fields = on if isinstance(on, (list, tuple)) else [] if on is None else [on]
     if on == [] or on == () or len(set(map(str, fields))) < len(fields):
         raise ValueError(f"on= takes a field, or different fields in a list, not {on!r}")
@@ -136,13 +136,13 @@ def names_of(on: Any) -> Any:
     return tuple(on) if isinstance(on, list) else on
 
 
-def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, clock: bool) -> None:
-    unfit = unfit_signature(fn, 1 + is_random + clock)
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, progress: bool) -> None:
+    unfit = unfit_signature(fn, 1 + is_random + progress)
     if unfit is None:
         return
-    if clock:
-        takes = "x, rng, clock" if is_random else "x, clock"
-        raise TypeError(f".{method}(clock=True) calls fn({takes}), which {unfit} does not take")
+    if progress:
+        takes = "x, rng, progress" if is_random else "x, progress"
+        raise TypeError(f".{method}(progress=True) calls fn({takes}), which {unfit} does not take")
     if is_random:
         raise TypeError(
             f".random_map() calls fn(x, rng), which {unfit} does not take: give it a second "

@@ -97,7 +97,8 @@ class _Seeded:
     def __call__(self, value: Any, rng: np.random.Generator) -> Any:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
-                "a transform with set_random_seed works on arrays of NumPy: put it before .to()"
+                "a transform with set_random_seed works on arrays of NumPy: put it before "
+                ".to_torch()"
             )
         self._transform.set_random_seed(int(rng.integers(_SEEDS)))
         return _by_name(self._transform)(value)

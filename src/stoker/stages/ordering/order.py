@@ -53,7 +53,7 @@ class OwnOrder(ChainStage):
 
     def bind(self, before: ChainView) -> OwnOrder:
         """Check that there are numbers to order."""
-        check_numbers(before, "order(...)", "shuffle(weights=...)")
+        check_numbers(before, "order(...)", "sample(weights)")
         return self
 
     def select(self, selection: Selection) -> Selection:

@@ -1,4 +1,4 @@
-"""Shuffling by weights: how often an example comes follows its weight."""
+"""The stage ``.sample(weights)``: how often an example comes follows its weight."""
 
 from __future__ import annotations
 
@@ -8,94 +8,83 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import PoolSize
-from stoker.errors import CombinationError
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import SourceBase
+from stoker.sources.origin import SourceBase, numbers_of
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
-from stoker.stages.ordering.shuffle import Shuffle
 from stoker.stages.stage import ChainStage, ChainView, Traits
 
 
-def shuffle_of(
-    buffer: int | None, block: Any, weights: Any, num_samples: Any
-) -> Shuffle | WeightedShuffle:
-    """Return the stage ``.shuffle()``. Raises ValueError where its arguments do not fit."""
-    if weights is not None:
-        if buffer is not None or block is not None:
-            raise CombinationError(
-                ".shuffle(weights=) draws from all examples: leave buffer= and block= out"
-            )
-        return WeightedShuffle.of(weights, num_samples)
-    if num_samples is not None:
-        raise CombinationError(
-            ".shuffle(): num_samples= needs weights=; .take(n) behind shuffle ends an epoch earlier"
-        )
-    return Shuffle(buffer, block)
-
-
 @dataclass(frozen=True)
-class WeightedShuffle(ChainStage):
-    """The stage ``.shuffle(weights=)``.
+class Sample(ChainStage):
+    """The stage ``.sample(weights)``.
 
     Attributes:
-        given: the weights, or a function of the epoch that returns some.
+        given: the weights, the field that has them, or a function of the epoch that returns some.
         num_samples: how many examples an epoch has, None for as many as there are.
+        replacement: whether an example may come several times in an epoch.
         weights: what is drawn by; a function is asked in each epoch. None until it is bound.
         length: of the source then.
     """
 
     given: Any = field(compare=False, repr=False)
     num_samples: int | None
+    replacement: bool
     weights: Weights | Callable[[int], Any] | None = field(default=None, compare=False, repr=False)
     length: int = 0
     traits = Traits(selects=True, shuffles=True, keeps_fields=True)
 
     @staticmethod
-    def of(weights: Any, num_samples: Any) -> WeightedShuffle:
-        """Check the arguments of ``.shuffle(weights=)``."""
+    def of(weights: Any, num_samples: Any, replacement: Any) -> Sample:
+        """Check the arguments of ``.sample()``."""
         if num_samples is not None and not is_whole_number(num_samples):
-            raise TypeError(f".shuffle() takes num_samples= as a whole number, not {num_samples!r}")
+            raise TypeError(f".sample() takes num_samples= as a whole number, not {num_samples!r}")
         if num_samples is not None and num_samples < 1:
-            raise ValueError(f".shuffle(): an epoch has at least one example, not {num_samples}")
+            raise ValueError(f".sample(): an epoch has at least one example, not {num_samples}")
         if callable(weights) and (unfit := unfit_signature(weights, 1)) is not None:
             raise TypeError(
-                f".shuffle() calls weights(epoch), which {unfit} does not take: give it one "
+                f".sample() calls weights(epoch), which {unfit} does not take: give it one "
                 "parameter"
             )
+        if not isinstance(replacement, bool):
+            raise TypeError(f".sample() takes replacement=True or False, not {replacement!r}")
         number = None if num_samples is None else int(num_samples)
-        return WeightedShuffle(weights, number)
+        return Sample(weights, number, replacement)
 
     @property
     def call(self) -> str:
         count = "" if self.num_samples is None else f", num_samples={self.num_samples:,}"
-        return f"shuffle(weights{count})"
+        count += "" if self.replacement else ", replacement=False"
+        return f"sample(weights{count})"
 
-    def bind(self, before: ChainView) -> WeightedShuffle:
+    def bind(self, before: ChainView) -> Sample:
         """Check that there are weights for the source's examples."""
-        source = check_numbers(before, "shuffle(weights=...)")
+        source = check_numbers(before, "sample(weights)")
         length = len(source)
         if callable(self.given):
             return replace(self, weights=self.given, length=length)
         candidates = before.selection.candidates(length)
         try:
-            values = as_weights(self.given, length)
+            given = self.given
+            is_field = isinstance(given, (str, int))
+            given = numbers_of(source, given, ".sample()") if is_field else given
+            values = as_weights(given, length)
             return replace(self, weights=Weights(values, candidates), length=length)
         except (TypeError, ValueError) as error:
-            raise type(error)(f".shuffle(): {error}") from None
+            raise type(error)(f".sample(): {error}") from None
 
     def check_length(self, was: SourceBase, now: SourceBase) -> None:
         if not callable(self.given):
             raise ValueError(
                 f"{was.name} had {self.length:,} examples when weights were given, and has "
-                f"{now.count():,} now: give a function of the epoch, weights=fn, or build the "
+                f"{now.count():,} now: give a function of the epoch, or build the "
                 "pipeline anew"
             )
 
     def select(self, selection: Selection) -> Selection:
         assert self.weights is not None
-        return selection.draw(WeightedDrawing(self.weights, self.num_samples))
+        return selection.draw(WeightedDrawing(self.weights, self.num_samples, self.replacement))
 
     def count(self, items: int) -> int:
         return items if self.num_samples is None else self.num_samples

@@ -1,4 +1,4 @@
-"""``.map(fn, clock=True)``: where an example stands in training, by its own place."""
+"""``.map(fn, progress=True)``: where an example stands in training, by its own place."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Build = Callable[..., stoker.Pipeline]
 
 
 @stoker.thread_safe
-def told(x: Any, clock: stoker.EpochTime) -> Any:
-    return x, clock.epoch, clock.progress
+def told(x: Any, progress: stoker.Progress) -> Any:
+    return x, progress.epoch, progress.fraction
 
 
 @stoker.thread_safe
-def told_beside(x: Any, rng: np.random.Generator, clock: stoker.EpochTime) -> Any:
-    return x, clock.epochs, rng.random()
+def told_beside(x: Any, rng: np.random.Generator, progress: stoker.Progress) -> Any:
+    return x, progress.epochs, rng.random()
 
 
 @stoker.thread_safe
@@ -33,8 +33,8 @@ def doubled(x: Any) -> Any:
 
 
 @stoker.thread_safe
-def progress(_: Any, clock: stoker.EpochTime) -> float:
-    return clock.progress
+def share(_: Any, progress: stoker.Progress) -> float:
+    return progress.fraction
 
 
 @stoker.thread_safe
@@ -58,12 +58,12 @@ def rows(train: stoker.Pipeline) -> list[tuple[Any, ...]]:
 @few(8)
 @given(n=st.integers(8, 80), world=st.integers(1, 4), epoch=st.integers(0, 3))
 def test_all_ranks_tell_of_the_same_places(n: int, world: int, epoch: int) -> None:
-    whole = begun(n=n).map(told, clock=True).batch(8)
+    whole = begun(n=n).map(told, progress=True).batch(8)
     whole.set_epoch(epoch)
     expected = {x: (x, epoch, at / n) for at, (x, _, _) in enumerate(rows(whole))}
     found = []
     for rank in range(world):
-        train = begun(rank, world, n).map(told, clock=True).batch(3)
+        train = begun(rank, world, n).map(told, progress=True).batch(3)
         train.set_epoch(epoch)
         found += rows(train)
     assert len(found) == n // world * world
@@ -71,19 +71,19 @@ def test_all_ranks_tell_of_the_same_places(n: int, world: int, epoch: int) -> No
 
 
 KINDS: dict[str, Build] = {
-    "plain": lambda: begun(1, 2).map(told, clock=True).batch(4),
-    "beside": lambda: begun(1, 2).random_map(told_beside, clock=True).batch(4),
-    "echo": lambda: begun().echo(2, pool=16).random_map(told_beside, clock=True).batch(4),
-    "field": lambda: begun().map(doubled).map(progress, on=1, clock=True)
+    "plain": lambda: begun(1, 2).map(told, progress=True).batch(4),
+    "beside": lambda: begun(1, 2).random_map(told_beside, progress=True).batch(4),
+    "echo": lambda: begun().echo(2, pool=16).random_map(told_beside, progress=True).batch(4),
+    "field": lambda: begun().map(doubled).map(share, on=1, progress=True)
     .batch(4),
-    "filter": lambda: begun().filter(is_kept).map(told, clock=True).batch(4),
-    "tokens": lambda: begun(1, 2).map(told, clock=True).batch(tokens=9, size=np.arange(60) % 5),
-    "repeat": lambda: begun().map(told, clock=True).batch(4).repeat().steps(7),
+    "filter": lambda: begun().filter(is_kept).map(told, progress=True).batch(4),
+    "tokens": lambda: begun(1, 2).map(told, progress=True).batch_by_tokens(9, np.arange(60) % 5),
+    "repeat": lambda: begun().map(told, progress=True).batch(4).repeat().steps(7),
     "pad": lambda: stoker.from_arrays(np.arange(7), seed=1)
     .shard(rank=1, world_size=2, remainder="pad")
-    .map(told, clock=True).batch(2),
+    .map(told, progress=True).batch(2),
     "mix": lambda: stoker.mix({part(40): 2, part(30): 1}, seed=3)
-    .shard(rank=0, world_size=2).map(told, clock=True).batch(4),
+    .shard(rank=0, world_size=2).map(told, progress=True).batch(4),
 }  # fmt: skip
 
 
@@ -113,14 +113,14 @@ def test_uses_tell_of_their_example_and_mixtures_of_each_part() -> None:
 
 
 def test_epochs_go_on() -> None:
-    train = begun().map(told, clock=True).batch(8)
+    train = begun().map(told, progress=True).batch(8)
     times = [(epoch, p) for _ in range(3) for _, epoch, p in rows(train)]
     assert times == sorted(times)
     assert times[-1] == (2, 59 / 60)
 
 
 def test_pools_that_go_on_tell_of_their_own_epoch() -> None:
-    train = begun().echo(max_factor=4).random_map(told_beside, clock=True).batch(4)
+    train = begun().echo(max_factor=4).random_map(told_beside, progress=True).batch(4)
     for epoch in range(3):
         assert all(epoch - 1 <= epochs < epoch + 1 for _, epochs, _ in rows(train))
 
@@ -129,17 +129,17 @@ def test_what_has_no_place_is_refused() -> None:
     def one(x: Any) -> Any:
         return x
 
-    with pytest.raises(TypeError, match=r"calls fn\(x, clock\)"):
-        begun().map(one, clock=True)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"calls fn\(x, rng, clock\)"):
-        begun().random_map(told, clock=True)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="clock=True or False"):
-        begun().map(told, clock=1)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"calls fn\(x, progress\)"):
+        begun().map(one, progress=True)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"calls fn\(x, rng, progress\)"):
+        begun().random_map(told, progress=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="progress=True or False"):
+        begun().map(told, progress=1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="a stream's length"):
-        stoker.from_iterable(range(3)).map(told, clock=True)
+        stoker.from_iterable(range(3)).map(told, progress=True)
     with pytest.raises(ValueError, match=r"put it before batch\(4\)"):
-        begun().batch(4).map(told, clock=True)
+        begun().batch(4).map(told, progress=True)
     with pytest.raises(ValueError, match="changes in every epoch"):
-        begun().map(told, clock=True).cache("2MiB", version="1")
+        begun().map(told, progress=True).cache("2MiB", version="1")
     with pytest.raises(ValueError, match="cannot follow map"):
-        begun().map(told, clock=True).measure()
+        begun().map(told, progress=True).measure()

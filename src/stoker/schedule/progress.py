@@ -1,4 +1,4 @@
-"""The time of an example in training, for maps and mixtures that change with it.
+"""Where an example stands in training, for maps and mixtures that change with it.
 
 It follows from the example's own place, so it is the same on every rank, in every worker and after
 a resume, and for each use of the example.
@@ -13,21 +13,21 @@ from typing import NamedTuple
 from stoker.schedule.orders.mixed import part_bits
 
 
-class EpochTime(NamedTuple):
-    """The time of an example in training: ``.map(fn, clock=True)`` gives it to ``fn``.
+class Progress(NamedTuple):
+    """Where an example stands in training: ``.map(fn, progress=True)`` gives it to ``fn``.
 
     A function in place of a weight of ``mix`` is told it of the first example.
     """
 
     epoch: int
     """The epoch of the data, from 0."""
-    progress: float
+    fraction: float
     """How much of that epoch comes before it over all ranks, from 0 to below 1."""
 
     @property
     def epochs(self) -> float:
         """Both together: 2.5 is the middle of epoch 2."""
-        return self.epoch + self.progress
+        return self.epoch + self.fraction
 
 
 class Pace(NamedTuple):
@@ -56,7 +56,7 @@ class Pace(NamedTuple):
         return there / self.places[-1]
 
 
-def time_at(epoch: int, place: int, paces: Sequence[Pace]) -> EpochTime:
+def progress_at(epoch: int, place: int, paces: Sequence[Pace]) -> Progress:
     """Return where a place stands; one below 0 is of an earlier epoch.
 
     Args:
@@ -71,4 +71,4 @@ def time_at(epoch: int, place: int, paces: Sequence[Pace]) -> EpochTime:
         pace, place = paces[place & ((1 << bits) - 1)], place >> bits
     # What pads comes behind the last one.
     before, there = divmod(min(place, pace.total - 1), pace.total)
-    return EpochTime(epoch + before, pace.progress(there))
+    return Progress(epoch + before, pace.progress(there))

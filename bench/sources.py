@@ -249,7 +249,7 @@ def mixed_rows(rows: int) -> Any:
 
 def mixed(parts: Sequence[Any]) -> Any:
     """Mix parts so that an epoch has each example once."""
-    return stoker.mix({part: len(part) for part in parts})
+    return stoker.mix(parts, weights=list(map(len, parts)))
 
 
 def pyarrow_groups(path: Path, batch: int) -> Epochs:

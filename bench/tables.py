@@ -343,11 +343,11 @@ def mixed_tokens(quick: bool, folder: Path) -> Arms:
     def windows(path: Path, seed: int) -> Any:
         return stoker.from_tokens(path, length, dtype="uint16", seed=seed).shuffle()
 
-    parts = {windows(path, n): weights[n] for n, path in enumerate(paths)}
+    parts = [windows(path, n) for n, path in enumerate(paths)]
     one = windows(paths[0], 0).batch(size)
     return {
         "by hand": steady(by_hand, size, quick),
-        **of_pipeline(stoker.mix(parts, seed=0).batch(size), size, quick),
+        **of_pipeline(stoker.mix(parts, weights, seed=0).batch(size), size, quick),
         "one file": steady(lambda: one, size, quick),
     }
 

@@ -229,6 +229,8 @@ class _SlowFiles:
 class _ServedFiles(sources.ReadsRanges[Example]):
     """Files of a server, by their numbers, with `requests` requests at a time."""
 
+    access: sources.Access
+
     def __init__(self, url: str, images: ImageSet, requests: int) -> None:
         self.access = sources.Access(url, sources.RemoteOptions(requests=requests))
         self._sizes = [os.path.getsize(path) for path in images.train_paths]

@@ -73,7 +73,7 @@ PLACES = (
 )  # fmt: skip
 PLAIN: Thing = {
     "source": lambda _: stoker.from_dataset(Data(), seed=5),
-    "number": lambda p: p.numbered("id"),
+    "number": lambda p: p.with_index("id"),
     "order": lambda p: p.shuffle(),
     "draw": lambda p: p.random_map(drawing),
     "batch": lambda p: p.batch(8),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import re
-import threading
 from collections.abc import Iterator
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+import servers
 
 PAGE = 3  # keys in one answer to a listing
 
@@ -41,14 +42,8 @@ class Bucket(http.server.ThreadingHTTPServer):
 @contextlib.contextmanager
 def serving(objects: dict[str, bytes]) -> Iterator[Bucket]:
     """Serve a bucket of these objects, by key."""
-    with Bucket(objects) as bucket:
-        thread = threading.Thread(target=bucket.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield bucket
-        finally:
-            bucket.shutdown()
-            thread.join()
+    with servers.serving(Bucket(objects)) as bucket:
+        yield bucket
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -88,7 +88,13 @@ inputs, targets = next(iter(train))  # int64 [16, 256] each
 
 # %% stoker.mix
 odd, even = data.select(y % 2 == 1).shuffle(), data.select(y % 2 == 0).shuffle()
-train = stoker.mix({odd: 0.7, even: 0.3}, seed=0).batch(32)
+train = stoker.mix([odd, even], weights=[0.7, 0.3], seed=0).batch(32)
+
+# %% stoker.concat
+both = stoker.concat([stoker.from_folder("train"), stoker.from_folder("train")]).shuffle()
+
+# %% stoker.zip
+pairs = stoker.zip(stoker.from_arrays(X), stoker.from_dataset(list(y)), seed=0).shuffle()
 
 # %% stoker.echo
 train = stoker.echo(loader, 2, transform=jitter, on=0)
@@ -187,14 +193,18 @@ zeros, first = data.select(y == 0), data.select(range(10))
 # %% stoker.Pipeline.split
 train, valid = data.split(0.9, seed=1, stratify=y)
 
+# %% stoker.Pipeline.folds
+for train, valid in data.folds(5, stratify=y):
+    assert (len(train), len(valid)) == (800, 200)
+
 # %% stoker.Pipeline.take
-few = data.take(100)
+few, some = data.take(100), data.take(100, seed=0)
 
 # %% stoker.Pipeline.skip
 rest = data.skip(100)
 
-# %% stoker.Pipeline.numbered
-inputs, labels, numbers = next(iter(data.numbered("id").shuffle().batch(32)))
+# %% stoker.Pipeline.with_index
+inputs, labels, numbers = next(iter(data.with_index("id").shuffle().batch(32)))
 
 # %% stoker.Pipeline.filter
 bright = data.filter(lambda x: x.mean() > 0.5, on=0)
@@ -225,8 +235,8 @@ train = train.batch_by_tokens(512, sizes, collate=stoker.collate.pad(0))
 # %% stoker.Pipeline.bucket
 train = stoker.from_dataset(texts, seed=0).shuffle().bucket(8, sizes)
 
-# %% stoker.Pipeline.measure
-lengths = stoker.from_dataset(texts).measure(len)
+# %% stoker.Pipeline.sizes
+lengths = stoker.from_dataset(texts).sizes(len)
 
 # %% stoker.Pipeline.echo
 train = images.echo("auto", max_factor=3).random_map(stoker.images.random_crop(32), on="image")
@@ -257,8 +267,11 @@ for batch in train:
 # %% stoker.Pipeline.replay
 again = data.shuffle().batch(32).echo().replay(train.record())
 
-# %% stoker.Pipeline.key
-assert stoker.from_folder("train").key(20) == "dog/0.jpg"
+# %% stoker.Pipeline.name_of
+assert stoker.from_folder("train").name_of(20) == "dog/0.jpg"
+
+# %% stoker.Pipeline.labels
+labels = stoker.from_folder("train").labels()
 
 # %% stoker.Pipeline.example
 assert data.example(5)[1] == y[5]

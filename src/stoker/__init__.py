@@ -13,6 +13,8 @@ from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
 from stoker.chain.iterator import PipelineIterator
+from stoker.combining import concat, mix
+from stoker.combining import zip as zip
 from stoker.constructors import (
     echo,
     from_arrays,
@@ -29,7 +31,6 @@ from stoker.constructors import (
     from_tar,
     from_text,
     from_tokens,
-    mix,
 )
 from stoker.errors import (
     BudgetSpent,
@@ -83,6 +84,7 @@ __all__ = [
     "Counts",
     "ClusterError",
     "collate",
+    "concat",
     "DROP",
     "echo",
     "Progress",
@@ -136,6 +138,7 @@ __all__ = [
     "Uses",
     "WorkerDied",
     "WorkerTime",
+    "zip",
 ]
 
 if not _typing.TYPE_CHECKING:  # else any name would be right for a type checker

@@ -1,30 +1,22 @@
-"""The beginnings of pipelines: a function for each kind of data, and mixtures of pipelines."""
+"""The beginnings of pipelines: a function for each kind of data."""
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import Factor
-from stoker.engine.skip import RAISE, OnError, budget_of
+from stoker.engine.skip import OnError
 from stoker.pipeline import Pipeline
-from stoker.schedule.orders.drawing import by_user
-from stoker.schedule.progress import Progress
-from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import of_dataset
-from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
-from stoker.sources.patterns import Paths, has_urls
-from stoker.stages.functions.operation import OfPart, Operation
+from stoker.sources.patterns import Paths
 from stoker.stages.iterable import IterableSource
 from stoker.stages.loader import LoaderSource
 
@@ -262,6 +254,7 @@ def echo(
 @overload
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: None = None,
     classes: Sequence[str] | None = None,
@@ -276,6 +269,7 @@ def from_folder(
 @overload
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: Sequence[str],
     classes: Sequence[str] | None = None,
@@ -289,6 +283,7 @@ def from_folder(
 
 def from_folder(
     path: str | os.PathLike[str],
+    /,
     *,
     extensions: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
@@ -319,19 +314,16 @@ def from_folder(
     for; ValueError for a class folder that is not in ``classes``; RemoteError after a permanent
     failure of a server.
     """
-    from stoker.sources.folder import ClassFolders, FolderSource, RemoteFolderSource
+    from stoker.sources.folder import FolderSource
 
-    asked = ClassFolders.of(extensions, classes)
     remote = _options(requests, retry_s, storage_options)
-    is_remote = "://" in os.fspath(path)
-    source = (
-        RemoteFolderSource(str(path), remote, asked) if is_remote else FolderSource(path, asked)
-    )
+    source = FolderSource(path, remote, extensions=extensions, classes=classes)
     return _begin(source, seed, on_error)
 
 
 def from_files(
-    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    paths: Paths,
+    /,
     *,
     seed: int | None = None,
     on_error: OnError = "raise",
@@ -342,7 +334,7 @@ def from_files(
     """Read files: examples ``(path=str, data=bytes)``.
 
     Args:
-        files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
+        paths: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
             ``"https://host/{0000..0999}.jpg"``, which needs no listing.
         seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
@@ -353,11 +345,12 @@ def from_files(
     from stoker.sources.remote.files import FilesSource
 
     remote = _options(requests, retry_s, storage_options)
-    return _begin(FilesSource(files, remote), seed, on_error)
+    return _begin(FilesSource(paths, remote), seed, on_error)
 
 
 def from_parquet(
     paths: Paths,
+    /,
     columns: Sequence[str] | None = None,
     *,
     filters: Sequence[Any] | None = None,
@@ -391,13 +384,9 @@ def from_parquet(
     Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
-    from stoker.sources.arrow.parquet import ParquetSource, RemoteParquetSource
+    from stoker.sources.arrow.parquet import ParquetSource
 
-    remote = _options(requests, retry_s, storage_options)
-    is_remote = has_urls(paths, "from_parquet")
-    source = (
-        RemoteParquetSource(paths, remote, columns) if is_remote else ParquetSource(paths, columns)
-    )
+    source = ParquetSource(paths, _options(requests, retry_s, storage_options), columns)
     train = _begin(source, seed, on_error)
     if filters is None:
         return train
@@ -410,7 +399,7 @@ def from_parquet(
 
 
 def from_text(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
 ) -> Pipeline[str]:
     """Read the lines of text files: examples are ``str``, without the ends of lines.
 
@@ -420,7 +409,7 @@ def from_text(
     Example: ``stoker.from_text("corpus/*.txt").filter(str.strip).shuffle()``
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
+        paths: files or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
         seed, on_error: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is
@@ -429,11 +418,11 @@ def from_text(
     """
     from stoker.sources.text import TextSource
 
-    return _begin(TextSource(files), seed, on_error)
+    return _begin(TextSource(paths), seed, on_error)
 
 
 def from_jsonl(
-    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
@@ -443,17 +432,18 @@ def from_jsonl(
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 
     Args:
-        files, seed, on_error: as in ``from_text``.
+        paths, seed, on_error: as in ``from_text``.
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
     from stoker.sources.text import JsonLinesSource
 
-    return _begin(JsonLinesSource(files), seed, on_error)
+    return _begin(JsonLinesSource(paths), seed, on_error)
 
 
 def from_csv(
-    files: Paths,
+    paths: Paths,
+    /,
     columns: Sequence[str] | None = None,
     *,
     delimiter: str = ",",
@@ -469,7 +459,7 @@ def from_csv(
     Example: ``stoker.from_csv("houses.csv", ["area", "price"]).shuffle().batch(64)``
 
     Args:
-        files: paths or patterns (``*``, ``{000..146}``) of local files.
+        paths: files or patterns (``*``, ``{000..146}``) of local files.
         columns: the columns to read; all by default.
         delimiter: between values, such as ``"\\t"``.
         seed, on_error: as in ``from_dataset``.
@@ -480,11 +470,12 @@ def from_csv(
     """
     from stoker.sources.arrow.csv_files import CsvSource
 
-    return _begin(CsvSource(files, columns, delimiter), seed, on_error)
+    return _begin(CsvSource(paths, columns, delimiter), seed, on_error)
 
 
 def from_tar(
-    shards: Paths,
+    paths: Paths,
+    /,
     fields: Sequence[str] | None = None,
     *,
     seed: int | None = None,
@@ -501,7 +492,7 @@ def from_tar(
     read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
+        paths: files, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
@@ -512,20 +503,17 @@ def from_tar(
     archive, is truncated, lacks the fields, or is compressed as a whole (``.tar.gz``); RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.shard_source import RemoteShardSource, ShardSource
+    from stoker.sources.shards.shard_source import ShardSource
 
-    is_strict = on_error == "raise"
     remote = _options(requests, retry_s, storage_options)
-    if has_urls(shards, "from_tar"):
-        source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
-    else:
-        source = ShardSource(shards, fields, is_strict=is_strict)
+    source = ShardSource(paths, remote, fields, is_strict=on_error == "raise")
     return _begin(source, seed, on_error)
 
 
 @overload
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -540,7 +528,8 @@ def from_tokens(
 
 @overload
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -554,7 +543,8 @@ def from_tokens(
 
 
 def from_tokens(
-    files: Paths,
+    paths: Paths,
+    /,
     length: int,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
@@ -571,7 +561,7 @@ def from_tokens(
     file's end is left out. Now only file sizes are read.
 
     Args:
-        files: paths, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
+        paths: files, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
             ``.npy`` arrays; URLs of one file system.
         length: of a window, in tokens.
         stride: from one window to the next, in tokens; by default ``length``, so that each
@@ -589,94 +579,10 @@ def from_tokens(
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.tokens import RemoteTokenSource, TokenSource
+    from stoker.sources.tokens import TokenSource
 
     remote = _options(requests, retry_s, storage_options)
-    if has_urls(files, "from_tokens"):
-        source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
-    else:
-        source = TokenSource(files, length, stride, dtype, separator)
-    return _begin(source, seed)
-
-
-def mix(
-    parts: Mapping[Pipeline[T], float | Callable[[Progress], float]],
-    *,
-    stop: str = "first",
-    seed: int | None = None,
-    on_error: OnError = "raise",
-) -> Pipeline[T]:
-    """Mix pipelines in exact proportions.
-
-    In the first n examples each part has its share, within two. A part is a source of numbered
-    examples, with its own ``.shuffle()``, ``.take()``, ``.skip()``, ``.map()``, ``.random_map()``
-    and ``.filter()``; put all other stages after ``mix``. Each part has its own epochs: it is read
-    to its end, in its own order, before it begins again. An epoch of the mixture continues in each
-    part where the previous one ended.
-
-    Args:
-        parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
-            count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
-            of training (a ``stoker.Progress``); it is asked 128 times an epoch. An epoch then has
-            as many examples as all parts together, and ``stop=`` has no meaning.
-        stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
-            were read at least once.
-        seed: of the parts' orders and all random draws; by default the seed of the parts, which
-            must not differ; a random one if no part has one.
-        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
-
-    Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
-    for other stages in a part, for a weight too small to occur in an epoch, and for parts with
-    different seeds.
-    """
-    if not isinstance(parts, Mapping) or not all(isinstance(part, Pipeline) for part in parts):
-        raise TypeError("mix() takes a dict of pipelines and their weights: {a: 0.7, b: 0.3}")
-    if not parts:
-        raise ValueError("mix() takes at least one pipeline")
-    if stop not in ("first", "all"):
-        raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
-    weights = _weights(list(parts.values()), stop)
-    chains = [part.chain for part in parts]
-    has_budget = budget_of(on_error) != RAISE
-    mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
-    source = MixtureSource(mixed, weights, until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
-    for number, part in enumerate(chains, 1):
-        own = OfPart(number, len(chains))
-        for stage in part.stages:
-            if isinstance(stage, Operation):
-                chain = chain.then(replace(stage, part=own))
-    return Pipeline(chain)
-
-
-def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
-    """Return weights that stay, as whole numbers, or what says those that change.
-
-    Raises TypeError, ValueError or StageError for what are none.
-    """
-    if not any(map(callable, given)):
-        return whole_weights(given)
-    if stop != "first":
-        raise ValueError(
-            "mix(): with weights that change, an epoch has as many examples as all parts together: "
-            "leave stop= out (.repeat().steps(n) ends one where you want)"
-        )
-    whole_weights([weight for weight in given if not callable(weight)] or [1])
-
-    def weights(time: Progress) -> list[float]:
-        with by_user("mix()"):
-            found = [weight(time) if callable(weight) else weight for weight in given]
-            for weight in found:
-                if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-                    raise TypeError(f"a weight is a number from 0, not {weight!r}, for {time}")
-            if not all(math.isfinite(weight) and weight >= 0 for weight in found):
-                raise ValueError(f"weights are finite numbers from 0, not {found}, for {time}")
-            if not any(found):
-                raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
-            return [float(weight) for weight in found]
-
-    weights(Progress(0, 0.0))
-    return ChangingWeights(weights, len(given))
+    return _begin(TokenSource(paths, remote, length, stride, dtype, separator), seed)
 
 
 def _options(
@@ -690,49 +596,3 @@ def _options(
 def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
     return Pipeline(Chain.begin(source, seed, on_error))
-
-
-def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
-    """Return a part of a mixture; raises ValueError if the pipeline cannot be one."""
-    source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
-    if not isinstance(source, IndexedSource):
-        raise ValueError(
-            f"{what} has no examples with numbers: mix from_folder, from_dataset, from_tar and "
-            "the like"
-        )
-    if source.has_own_order:
-        raise ValueError(f"{what} is a mixture: give its parts to one mix()")
-    for stage in chain.stages:
-        traits = stage.traits
-        if traits.shards or not (traits.selects or isinstance(stage, Operation)):
-            raise ValueError(
-                f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put stages for all parts after mix(), as .echo(2)"
-            )
-    if chain.selection.calls_user:
-        raise ValueError(
-            f"{what} is ordered by a function, but a part's epochs differ from those of the "
-            "mixture: give it constant weights, .sample(w), or .select()"
-        )
-    for stage_name, is_set in (
-        ("steps", chain.steps is not None),
-        ("workers", chain.workers is not None),
-        ("repeat", chain.flows),
-    ):
-        if is_set:
-            raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
-    if chain.budget != RAISE and not has_budget:
-        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
-    described = ".".join([source.name, *(stage.name for stage in chain.stages)])
-    return MixedPart(source, chain.selection, described, tuple(chain.signature()))
-
-
-def _seed(chains: list[Chain]) -> Any:
-    """Return the seed of the parts; None if the user gave none."""
-    seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
-    if len(seeds) > 1:
-        raise ValueError(
-            f"the parts have seeds {', '.join(map(str, seeds))}, and a mixture has one for all: "
-            "mix(..., seed=)"
-        )
-    return seeds[0] if seeds else None

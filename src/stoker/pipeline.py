@@ -17,7 +17,7 @@ from stoker.chain.epoch_api import EpochApi
 from stoker.chain.fate import Fate
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
-from stoker.chain.inspection.examples import example_of, key_of, next_output
+from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.echoing.stage import Echo, Factor
@@ -33,7 +33,7 @@ from stoker.stages.filter import Filter
 from stoker.stages.late import Late
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
-from stoker.stages.ordering.select import Select, parts_of
+from stoker.stages.ordering.select import Select, folds_of, parts_of, sample_of
 from stoker.stages.ordering.shuffle import Shuffle
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import Sample
@@ -191,7 +191,7 @@ class Pipeline(EpochApi[T]):
         """Keep some examples of a source, by number; nothing is read. In the source's order.
 
         Numbers are always those of the source, also after another ``select``: in errors, in
-        ``pipeline.key(number)``, and here. For another order, or repeats: ``order``.
+        ``pipeline.name_of(number)``, and here. For another order, or repeats: ``order``.
 
         Args:
             which: numbers ``[k]``, a mask ``bool [n]``, or ``fn(number, name)``, called once for
@@ -207,13 +207,13 @@ class Pipeline(EpochApi[T]):
     ) -> tuple[Pipeline[T], ...]:
         """Split the examples at random into parts: disjoint, and all of them; nothing is read.
 
-        ``train, test = p.split(0.9)``; ``p.split(0.2, 0.2, 0.2, 0.2, 0.2)`` gives five folds.
+        ``train, test = p.split(0.9)``. For cross-validation: ``folds``.
 
         Args:
             fractions: one for each part; a single one is that of the first of two parts.
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
-            stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
-                fraction of each label, rounded down or up.
+            stratify: labels ``[n]`` by number, ``fn(number, name)``, or the field that has them:
+                each part then gets its fraction of each label, rounded down or up.
             groups: the group of each, such as its patient, given likewise: no group is split.
 
         Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
@@ -221,17 +221,38 @@ class Pipeline(EpochApi[T]):
         """
         return tuple(map(self._then, parts_of(self.chain, fractions, seed, stratify, groups)))
 
-    def take(self, n: int) -> Pipeline[T]:
-        """Keep the first ``n`` examples of every epoch; the others are not read.
+    def folds(
+        self, k: int, *, seed: int = 0, stratify: Any = None, groups: Any = None
+    ) -> list[tuple[Pipeline[T], Pipeline[T]]]:
+        """Return ``k`` pairs (train, validation) for cross-validation; nothing is read.
 
-        Before ``shuffle`` they are the same in every epoch (to try things out, or to overfit);
-        after it, they differ in each epoch. After ``shard`` each rank has ``n``. Examples that a
-        skip budget leaves out later count.
+        Each example is in one validation part, and in the training parts of all other pairs.
+
+        Args:
+            k: how many folds, at least 2.
+            seed, stratify, groups: as in ``split``.
+
+        Raises as ``split`` does.
+        """
+        folds = folds_of(self.chain, k, seed, stratify, groups)
+        return [(self._then(train), self._then(valid)) for train, valid in folds]
+
+    def take(self, n: int, *, seed: Int = None) -> Pipeline[T]:
+        """Keep the first ``n`` examples of every epoch, or ``n`` that a seed draws.
+
+        The others are not read. Before ``shuffle`` they are the same in every epoch (to try things
+        out, or to overfit); after it, they differ in each epoch. After ``shard`` each rank has
+        ``n``. Examples that a skip budget leaves out later count.
+
+        Args:
+            n: how many.
+            seed: draw them from all examples, always the same for a seed. The first ones of a
+                folder are often all of one class.
 
         Raises ValueError after ``filter``, ``echo`` or ``batch`` and on a loader: ``.steps(n)``
-        ends an epoch after ``n`` batches.
+        ends an epoch after ``n`` batches. With a seed as ``select``.
         """
-        return self._then(Take.of(n))
+        return self._then(Take.of(n) if seed is None else sample_of(self.chain, n, seed))
 
     def skip(self, n: int) -> Pipeline[T]:
         """Drop the first ``n`` examples of every epoch: the opposite of ``take(n)``.
@@ -241,16 +262,16 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(SkipFirst.of(n))
 
-    def numbered(self, field: str = "id") -> Pipeline[Any]:
+    def with_index(self, field: str = "id") -> Pipeline[Any]:
         """Add the number of each example in the source to it, as a field of this name.
 
         A dict gets the key, a tuple one element more; anything else becomes ``(example, number)``.
-        Batches then have ``int64 [n]``: see ``key`` and ``example``. Over a mixture, numbers go on
-        from part to part.
+        Batches then have ``int64 [n]``: see ``name_of`` and ``example``. Over a mixture, numbers go
+        on from part to part.
 
         Raises ValueError on streams and loaders, after a ``map``, and if the field exists.
         """
-        return self._derive(self.chain.numbered(field), f"numbered({field!r})")
+        return self._derive(self.chain.with_index(field), f"with_index({field!r})")
 
     def filter(
         self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
@@ -507,7 +528,7 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(PlannedBatch.by_key(batch_size, key, collate))
 
-    def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
+    def sizes(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
         For ``batch_by_tokens``, ``bucket`` and ``balance``; save the result. Maps and caches of
@@ -718,13 +739,28 @@ class Pipeline(EpochApi[T]):
         """
         return self._derive(self.chain.replaying(record), "replay(...)")
 
-    def key(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         """Return the name of an example: ``"cat/01.jpg"``, ``"a.parquet, row 354"``.
 
         It is the same on every host with the same data; in a mixture it begins with the part.
         Raises LookupError if there is no such example, ValueError on streams and loaders.
         """
-        return key_of(self.chain, number)
+        return name_of(self.chain, number)
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the label of each example of the source ``[n]``, in its order: numbers or texts.
+
+        Nothing else is read. For weights, and to count the classes.
+
+        Example: ``data.shuffle(weights=1 / np.bincount(labels)[labels])``
+
+        Args:
+            field: a column of a table, of local Parquet files, or of a Hugging Face dataset. By
+                default the classes of a folder, or the only ``ClassLabel`` of a dataset.
+
+        Raises TypeError if the source has no such labels, ValueError on streams and loaders.
+        """
+        return labels_of(self.chain, field)
 
     def example(self, number: int, *, epoch: Int = None, place: Int = None, use: int = 1) -> Any:
         """Make a single example again, as it goes into a batch, with the same random draws.
@@ -733,7 +769,7 @@ class Pipeline(EpochApi[T]):
         and other code of yours draw as they did in that epoch.
 
         Args:
-            number: of the example in the source (``.numbered()`` puts it into batches).
+            number: of the example in the source (``.with_index()`` puts it into batches).
             epoch: by default the current one.
             place: where it stands in the epoch, over all ranks; by default its first place on this
                 rank, which is searched for: 14 to 35 ns for each example before it. An

@@ -267,7 +267,7 @@ def test_stages_behind_loaders_streams_and_mixtures_count_examples() -> None:
     stream = stoker.from_iterable(range(20), seed=0).map(same).batch(8).map(same)
     assert [n for _, n in counts_of(stream)] == [20, 20, 20, 20]
     parts = [stoker.from_arrays(np.arange(60), seed=0), stoker.from_arrays(np.arange(20), seed=0)]
-    mixed = stoker.mix({parts[0].map(same): 0.75, parts[1].map(keep_batch): 0.25}, seed=0)
+    mixed = stoker.mix([parts[0].map(same), parts[1].map(keep_batch)], weights=[0.75, 0.25], seed=0)
     counts = [n for _, n in counts_of(mixed.batch(8).map(dict_of))]
     assert counts[1] == 3 * counts[2] > 0
     assert counts[1] + counts[2] == counts[0] == counts[3] == counts[4]

@@ -129,13 +129,13 @@ def loader(count: int, seed: int, _: Path) -> stoker.Pipeline[Any]:
 def mixed(count: int, seed: int, _: Path) -> stoker.Pipeline[Any]:
     one = stoker.from_arrays(np.arange(count), seed=seed).shuffle()
     other = stoker.from_arrays(-np.arange(1, 2 * count + 1), seed=seed).map(add)
-    return stoker.mix({one: 0.7, other: 0.3})
+    return stoker.mix([one, other], weights=[0.7, 0.3])
 
 
 def mixed_to_all(count: int, seed: int, _: Path) -> stoker.Pipeline[Any]:
     one = stoker.from_arrays(np.arange(count), seed=seed).filter(keep)
     other = stoker.from_arrays(-np.arange(1, count + 4), seed=seed).shuffle().random_map(noise)
-    return stoker.mix({one: 1, other: 2}, stop="all")
+    return stoker.mix([one, other], weights=[1, 2], stop="all")
 
 
 SOURCES: dict[str, Callable[[int, int, Path], stoker.Pipeline[Any]]] = {
@@ -268,7 +268,7 @@ STAGES: dict[str, Made] = {
     "split": lambda p, part: p.split(0.6, 0.4)[part],
     "take": lambda p, n: p.take(n),
     "skip": lambda p, n: p.skip(n),
-    "numbered": lambda p: p.numbered("number"),
+    "numbered": lambda p: p.with_index("number"),
     "without_path": lambda p: p.map(without_path),
     "map": lambda p: p.map(add),
     "random_map": lambda p: p.random_map(noise),

@@ -94,7 +94,7 @@ def many() -> stoker.Pipeline:
 def mixed() -> stoker.Pipeline:
     a = stoker.from_dataset(Grids()).shuffle().random_map(noisy, on=0)
     b = stoker.from_dataset(Grids()).shuffle(block=5)
-    return stoker.mix({a: 2, b: 1}, seed=17).echo(2, pool=32).batch(8)
+    return stoker.mix([a, b], weights=[2, 1], seed=17).echo(2, pool=32).batch(8)
 
 
 def packed() -> stoker.Pipeline:

@@ -18,6 +18,7 @@ import pytest
 from mutations import fuzz, mutated
 
 import stoker
+from servers import serving
 
 pytestmark = [
     pytest.mark.timeout(3600),
@@ -101,14 +102,8 @@ class _Handler(socketserver.BaseRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.shutdown()
-            thread.join()
+    with serving(Server()) as made:
+        yield made
 
 
 def pipelines(url: str) -> dict[str, Any]:

@@ -33,8 +33,8 @@ def source() -> stoker.Pipeline:
 
 
 def with_parts() -> stoker.Pipeline:
-    parts = {stoker.from_dataset(Examples(EXAMPLES)).shuffle(): weight for weight in (3, 1)}
-    return stoker.mix(parts, seed=0).batch(4).workers(0)
+    parts = [stoker.from_dataset(Examples(EXAMPLES)).shuffle() for _ in range(2)]
+    return stoker.mix(parts, weights=[3, 1], seed=0).batch(4).workers(0)
 
 
 CHAINS: dict[str, Callable[[], stoker.Pipeline]] = {

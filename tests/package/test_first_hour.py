@@ -144,10 +144,10 @@ SOURCES: Mistakes = [
     (lambda: s.from_tar("shard-{0..3}.tar"), "no file fits shard-0.tar"),
     (lambda: s.from_table("rows.csv"), "a pyarrow.Table or a DataFrame"),
     (lambda: s.from_huggingface("mnist"), "takes a datasets.Dataset"),
-    (lambda: s.mix([p(), p()]), "weights: {a: 0.7, b: 0.3}"),
-    (lambda: s.mix({p(): 0}), "a finite number above 0, not 0"),
-    (lambda: s.mix({p(): 1, p().batch(2): 1}), "part 2, from_dataset(range), has .batch(2)"),
-    (lambda: s.mix({p(): 1}, stop="never"), "'first' or 'all', not 'never'"),
+    (lambda: s.mix([p(), p()], weights=[0.7, 0.3]), "as in mix([a, b], weights=[0.7, 0.3])"),
+    (lambda: s.mix([p()], weights=[0]), "a finite number above 0, not 0"),
+    (lambda: s.mix([p(), p().batch(2)]), "part 2, from_dataset(range), has .batch(2)"),
+    (lambda: s.mix([p()], stop="never"), "'first' or 'all', not 'never'"),
 ]
 
 ORDER: Mistakes = [
@@ -193,6 +193,10 @@ MAPS: Mistakes = [
 ]
 
 BATCHES: Mistakes = [
+    (
+        lambda: p().batch(2).steps(3).steps(4),
+        ".steps(4) cannot follow steps(3): an epoch ends once",
+    ),
     (lambda: iter(p().late(2)), "put .batch(n) behind it"),
     (lambda: p().batch(0), "a batch has at least one example, not 0"),
     (lambda: p().batch("8"), "a batch size is a whole number, not '8'"),

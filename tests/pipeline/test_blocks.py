@@ -119,7 +119,7 @@ def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
 def test_in_a_mixture_each_part_has_its_own_blocks() -> None:
     a = stoker.from_arrays(np.arange(100)).shuffle(block=4)
     b = stoker.from_arrays(np.arange(100, 200)).shuffle()
-    train = stoker.mix({a: 1, b: 1}, seed=0)
+    train = stoker.mix([a, b], seed=0)
     assert sorted(map(int, train)) == list(range(200))
     assert "shuffle(25 blocks)" in str(train)
     check_resume(lambda: train.batch(8), every=5)

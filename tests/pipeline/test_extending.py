@@ -130,7 +130,7 @@ class Built:
         if self.mixed:
             made = made.shuffle().map(_twice, on=1) if own else self._applied(made.shuffle())
             other = stoker.from_dataset(Examples(9), seed=3, on_error=budget)
-            made = stoker.mix({made: 2, other: 1}, on_error=budget)
+            made = stoker.mix([made, other], weights=[2, 1], on_error=budget)
         if self.shard is not None:
             made = made.shard(
                 rank=self.shard[0],

@@ -167,11 +167,12 @@ def test_a_cache_grows_and_does_not_take_others_for_those_it_knows() -> None:
 
 def test_a_mixture_is_of_as_many_as_it_was_made_of() -> None:
     data = Growing(10)
-    parts: Any = {stoker.from_dataset(data, seed=0): 1, stoker.from_arrays(np.arange(10)): 1}
-    mixed = stoker.mix(parts)
+    mixed = stoker.mix([stoker.from_dataset(data, seed=0), stoker.from_arrays(np.arange(10))])
     list(mixed)
     data.length = 11
-    with pytest.raises(ValueError, match=r"part 1, from_dataset\(Growing\), had 10 .* mix again"):
+    with pytest.raises(
+        ValueError, match=r"part 1, from_dataset\(Growing\), had 10 .* build it again"
+    ):
         iter(mixed)
 
 

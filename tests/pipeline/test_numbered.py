@@ -41,7 +41,7 @@ def number_of(example: Any) -> Any:
 @pytest.mark.parametrize("kind", ["dict", "tuple", "named", "bare"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numbers_are_a_field_of_examples_and_batches(kind: str, workers: int) -> None:
-    train = stoker.from_dataset(Data(kind), seed=3).numbered().shuffle().workers(workers)
+    train = stoker.from_dataset(Data(kind), seed=3).with_index().shuffle().workers(workers)
     for example in train:
         first = example["x"] if kind == "dict" else example[0]
         assert first == number_of(example) / 2
@@ -65,7 +65,7 @@ ARRAYS: dict[str, Callable[[], stoker.Pipeline]] = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_rows_of_arrays_are_gathered_with_their_numbers(name: str) -> None:
-    plain, numbered = ARRAYS[name](), ARRAYS[name]().numbered("nr")
+    plain, numbered = ARRAYS[name](), ARRAYS[name]().with_index("nr")
     kept = []
     pairs = zip(plain.shuffle().batch(7), numbered.shuffle().batch(7), strict=True)
     for batch, with_numbers in pairs:
@@ -74,7 +74,7 @@ def test_rows_of_arrays_are_gathered_with_their_numbers(name: str) -> None:
         assert np.array_equal(rest[0], numbers)
         kept.append((numbers, numbers.copy()))
     assert all(np.array_equal(now, then) for now, then in kept)  # memory is not used again
-    assert check_resume(lambda: ARRAYS[name]().numbered().shuffle().echo(2).batch(7)) > 0
+    assert check_resume(lambda: ARRAYS[name]().with_index().shuffle().echo(2).batch(7)) > 0
 
 
 def test_rows_of_tables_are_numbered(tmp_path: Path) -> None:
@@ -88,16 +88,16 @@ def test_rows_of_tables_are_numbered(tmp_path: Path) -> None:
         stoker.from_parquet(f"file://{tmp_path}/a.parquet", seed=0),
         stoker.from_table(rows, seed=0),
     ):
-        for batch in data.numbered().select(range(3, N)).shuffle().batch(16):
+        for batch in data.with_index().select(range(3, N)).shuffle().batch(16):
             assert np.array_equal(batch["n"], batch["id"])
             assert batch["text"] == [str(n) for n in batch["id"].tolist()]
-    assert stoker.from_parquet(tmp_path / "a.parquet").key(35) == "a.parquet, row 35"
+    assert stoker.from_parquet(tmp_path / "a.parquet").name_of(35) == "a.parquet, row 35"
 
 
 @pytest.mark.parametrize("kind", ["dict", "named"])
 def test_a_cache_keeps_them(tmp_path: Path, kind: str) -> None:
     for name in ("id", "nr"):  # other examples, so another store
-        train = stoker.from_dataset(Data(kind), seed=0).numbered(name).shuffle()
+        train = stoker.from_dataset(Data(kind), seed=0).with_index(name).shuffle()
         train = train.cache("1MiB", path=tmp_path, version="1").batch(10).workers(0)
         for _ in range(2):
             for batch in train:
@@ -111,21 +111,21 @@ def test_a_cache_keeps_them(tmp_path: Path, kind: str) -> None:
 def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:
     a = stoker.from_arrays(np.arange(40)).shuffle()
     b = stoker.from_arrays(np.arange(100, 140)).shuffle()
-    own = stoker.mix({a.numbered(): 1, b.numbered(): 1}, seed=0).batch(8)
+    own = stoker.mix([a.with_index(), b.with_index()], seed=0).batch(8)
     for x, numbers in own:
         assert np.array_equal(x % 100, numbers)
-    mixed = stoker.mix({a: 1, b: 1}, seed=0).numbered()
+    mixed = stoker.mix([a, b], seed=0).with_index()
     for x, numbers in mixed.echo(2).batch(8):
         assert np.array_equal(np.where(x < 100, x, x - 60), numbers)
-    assert mixed.key(41) == "1/1"
-    other = stoker.mix({a.numbered("x"): 1, b.numbered("y"): 1}, seed=0).batch(8)
+    assert mixed.name_of(41) == "1/1"
+    other = stoker.mix([a.with_index("x"), b.with_index("y")], seed=0).batch(8)
     assert len(list(other)) > 0
 
 
 def test_whatever_a_source_may_answer_is_passed_on() -> None:
     """A new method of sources has a default, which would be wrong here."""
     from stoker.sources.numbered import NumberedSource
-    from stoker.sources.origin import IndexedSource, SourceBase, SourceOver
+    from stoker.sources.origin import IndexedSource, SourceBase
     from stoker.sources.source import Source
 
     # What is the same for any indexed source, or changes with the numbers in it.
@@ -137,8 +137,8 @@ def test_whatever_a_source_may_answer_is_passed_on() -> None:
         for name in vars(kind)
         if not name.startswith("_") and name not in same
     }
-    made = stoker.from_arrays(np.arange(1)).numbered().chain.source
-    own = {*vars(NumberedSource), *vars(SourceOver), *vars(made)}
+    made = stoker.from_arrays(np.arange(1)).with_index().chain.source
+    own = {*vars(NumberedSource), *vars(made)}
     assert names - own == set()
 
 
@@ -146,17 +146,17 @@ def test_names_are_the_same_on_every_host(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "01.txt").write_text("x")
     data = stoker.from_folder(tmp_path, extensions=(".txt",))
-    assert data.key(0) == "cat/01.txt"
+    assert data.name_of(0) == "cat/01.txt"
     for number, error in ((1, LookupError), (-1, LookupError), ("a", TypeError)):
         with pytest.raises(error, match="example"):
-            data.key(number)  # type: ignore[arg-type]
+            data.name_of(number)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: stoker.from_arrays(np.arange(9)).map(lambda x: x), "cannot follow map"),
-        (lambda: stoker.from_arrays(np.arange(9)).numbered("a"), "field 'a' already"),
+        (lambda: stoker.from_arrays(np.arange(9)).with_index("a"), "field 'a' already"),
         (lambda: None, "have a field 'id'"),
         (lambda: stoker.from_iterable(lambda: iter([1])), "have no numbers"),
         (lambda: stoker.from_loader([[1]]), "have no numbers"),
@@ -168,9 +168,9 @@ def test_where_numbers_do_not_fit_is_refused(build: Any, message: str) -> None:
 
         build = lambda: stoker.from_table(arrow.table({"id": [1]}))  # noqa: E731
     with pytest.raises(ValueError, match=message):
-        build().numbered()
+        build().with_index()
     with pytest.raises(TypeError, match="name of a field"):
-        stoker.from_arrays(np.arange(9)).numbered("")
+        stoker.from_arrays(np.arange(9)).with_index("")
 
 
 def test_a_field_of_that_name_in_an_example_names_the_example() -> None:
@@ -179,7 +179,7 @@ def test_a_field_of_that_name_in_an_example_names_the_example() -> None:
             return {"id": 5}
 
     with pytest.raises(StageError, match=r"example 0: ValueError: there is a field 'id' already"):
-        list(stoker.from_dataset(Clash("dict")).numbered())
+        list(stoker.from_dataset(Clash("dict")).with_index())
 
 
 @stoker.thread_safe
@@ -219,8 +219,11 @@ MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
 @few(3)
 @given(epoch=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_every_row_of_a_batch_is_made_again(made: str, epoch: int, seed: int) -> None:
-    train = MADE[made](stoker.from_dataset(Data("dict"), seed=seed).numbered())
-    train = train.batch_by_tokens(30, np.arange(N) % 7 + 1) if made == "planned" else train.batch(8)
+    train = MADE[made](stoker.from_dataset(Data("dict"), seed=seed).with_index())
+    if made == "planned":
+        train = train.batch(tokens=30, size=np.arange(N) % 7 + 1)
+    else:
+        train = train.batch(8)
     train.set_epoch(epoch)
     seen = 0
     for step, batch in enumerate(train):
@@ -237,8 +240,8 @@ def test_every_row_of_a_batch_is_made_again(made: str, epoch: int, seed: int) ->
 def test_repeats_are_made_again_by_their_places() -> None:
     weights = np.ones(N)
     weights[7] = 50
-    data = stoker.from_dataset(Data("dict"), seed=0).numbered()
-    train = data.sample(weights).random_map(noisy).batch(N)
+    data = stoker.from_dataset(Data("dict"), seed=0).with_index()
+    train = data.shuffle(weights=weights).random_map(noisy).batch(N)
     (batch,) = list(train)
     train.set_epoch(0)
     again = [train.example(number, place=at) for at, number in enumerate(batch["id"].tolist())]
@@ -254,7 +257,7 @@ def failing(x: Any) -> Any:
 
 
 def test_what_is_no_example_of_the_epoch_is_refused() -> None:
-    data = stoker.from_dataset(Data("dict"), seed=0).numbered()
+    data = stoker.from_dataset(Data("dict"), seed=0).with_index()
     with pytest.raises(LookupError, match="example 3 does not come in epoch 0"):
         data.select([1, 2]).batch(2).example(3)
     with pytest.raises(LookupError, match="on this rank"):
@@ -271,7 +274,7 @@ def test_what_is_no_example_of_the_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="by its number"):
         stoker.from_iterable(lambda: iter([1])).example(0)
     with pytest.raises(ValueError, match="by its number"):
-        stoker.from_loader([[1]]).key(0)
+        stoker.from_loader([[1]]).name_of(0)
 
 
 PEEKED: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
@@ -289,7 +292,7 @@ PEEKED: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
 @pytest.mark.parametrize("peeked", PEEKED)
 def test_what_was_peeked_at_comes_next(peeked: str) -> None:
     def build() -> stoker.Pipeline:
-        return PEEKED[peeked](stoker.from_dataset(Data("dict"), seed=5).numbered())
+        return PEEKED[peeked](stoker.from_dataset(Data("dict"), seed=5).with_index())
 
     train, plain = build(), build()
     expected = [*list(plain)[:4], *list(plain)[:2]]

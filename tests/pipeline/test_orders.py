@@ -195,13 +195,13 @@ def test_weights_that_stay_go_into_mixtures() -> None:
     b = stoker.from_arrays(np.arange(1_000, 1_100)).shuffle()
 
     def build() -> stoker.Pipeline:
-        return stoker.mix({a: 1, b: 1}, seed=0).random_map(noisy).batch(10)
+        return stoker.mix([a, b], seed=0).random_map(noisy).batch(10)
 
     assert check_resume(build) > 0
     seen = np.concatenate([ids for ids, _ in build()])
     assert_even(np.bincount(seen[seen < 1_000], minlength=100), np.arange(100) % 2, 100)
     with pytest.raises(ValueError, match=r"part 1, .* is ordered by a function"):
-        stoker.mix({stoker.from_arrays(np.arange(9)).order(lambda epoch, rng: range(9)): 1, b: 1})
+        stoker.mix([stoker.from_arrays(np.arange(9)).order(lambda epoch, rng: range(9)), b])
 
 
 def test_a_function_is_called_once_an_epoch_on_each_rank() -> None:
@@ -406,8 +406,8 @@ PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
     "mixture": (
-        lambda: stoker.mix({stoker.from_arrays(np.arange(10)): 1}),
-        r"in its parts, stoker.mix\(\{a.sample\(weights\): 2",
+        lambda: stoker.mix([stoker.from_arrays(np.arange(10))]),
+        r"in its parts, stoker.mix\(\{a.shuffle\(weights=...\): 2",
     ),
 }
 

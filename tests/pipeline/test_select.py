@@ -166,7 +166,7 @@ def test_blocks_keep_neighbours_together() -> None:
 def test_parts_of_a_mixture_are_chosen() -> None:
     a = stoker.from_arrays(np.arange(100)).select(np.arange(100) < 40).shuffle()
     b = stoker.from_arrays(np.arange(1_000, 1_100)).select([7, 5])
-    train = stoker.mix({a: 1, b: 1}, stop="all", seed=0).batch(10)
+    train = stoker.mix([a, b], stop="all", seed=0).batch(10)
     seen = {int(x) for batch in train for x in batch}
     assert seen == {*range(40), 1_005, 1_007}
 
@@ -221,6 +221,33 @@ def test_parts_are_disjoint_and_hold_all(
                 wanted = fraction * np.count_nonzero(labels == label)
                 have = np.count_nonzero(labels[part] == label)
                 assert np.floor(wanted - 1e-6) <= have <= np.ceil(wanted + 1e-6)
+
+
+@few(20)
+@given(length=st.integers(40, 200), k=st.integers(2, 5), seed=st.integers(0, 2**40))
+def test_each_example_is_validated_in_one_fold(length: int, k: int, seed: int) -> None:
+    labels = np.arange(length) % 3
+    data = stoker.from_arrays(np.arange(length)).select(np.arange(length) > 4)
+    folds = data.folds(k, seed=seed, stratify=labels)
+    valid = [[int(x) for x in part] for _, part in folds]
+    assert sorted(itertools.chain(*valid)) == list(range(5, length))
+    for (train, _), held_out in zip(folds, valid, strict=True):
+        assert [int(x) for x in train] == sorted({*range(5, length)} - {*held_out})
+        counts = np.bincount(labels[held_out], minlength=3)
+        assert np.ptp(counts - np.bincount(labels[5:], minlength=3) / k) < 2
+    with pytest.raises(ValueError, match="from 2"):
+        data.folds(1)
+
+
+def test_a_seed_takes_examples_of_all_classes() -> None:
+    data = stoker.from_arrays(np.arange(90) // 30, seed=5)
+    first, drawn = data.take(12), data.take(12, seed=1)
+    assert {int(x) for x in first} == {0}
+    assert {int(x) for x in drawn} == {0, 1, 2}
+    assert [int(x) for x in drawn] == [int(x) for x in data.take(12, seed=1)]
+    assert len(data.take(500, seed=1)) == 90
+    with pytest.raises(ValueError, match="from 1"):
+        data.take(0, seed=1)
 
 
 def test_a_split_depends_on_its_own_seed_alone() -> None:
@@ -354,7 +381,7 @@ PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
     "mixture": (
-        lambda: stoker.mix({stoker.from_arrays(np.arange(10)): 1}),
+        lambda: stoker.mix([stoker.from_arrays(np.arange(10))]),
         "choose in its parts",
     ),
 }
@@ -449,7 +476,7 @@ def test_rows_are_filtered_by_statistics_and_the_columns_named(
     ("filters", "message"),
     [
         ([("width", "=", 1)], "no column 'width', but height, kind, text"),
-        ([("height", "~", 1)], "no operator '~'"),
+        ([("height", "~", 1)], '"~" is not a valid operator'),
         ([("height", ">", "x")], "filters="),
         ([("height", "=", -1)], "no row of .* matches"),
         ("height > 1", "a list of conditions"),

@@ -194,8 +194,10 @@ ORDERS = """
             "text": stoker.from_text(found("files/*/*.txt", b)),
             "tar": stoker.from_tar(found("*.tar", b)),
             "parquet": stoker.from_parquet(found("*.parquet", b)),
-            "mix": stoker.mix({some: 1, stoker.from_arrays(np.arange(9)): 2}),
-            "numbered": stoker.from_table(pa.table({"x": numbers[::-1 if b else 1]})).numbered("n"),
+            "mix": stoker.mix([some, stoker.from_arrays(np.arange(9))], weights=[1, 2]),
+            "numbered": stoker.from_table(
+                pa.table({"x": numbers[::-1 if b else 1]})
+            ).with_index("n"),
         }, listed
 
     told = {"alike": {}, "differ": {}}
@@ -487,10 +489,8 @@ DRAWING: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
     ),
     "random_map": lambda p: p.shard(rank=0, world_size=2).random_map(lambda x, rng: x).batch(2),
     "echo": lambda p: p.shard(rank=0, world_size=2).echo(2, pool=4).batch(2),
-    "planned": lambda p: p.shard(rank=0, world_size=2).batch_by_tokens(9, np.arange(1, 9)),
-    "mixture": lambda p: (
-        stoker.mix({p.shuffle(): 1, data(None): 1}).shard(rank=0, world_size=2).batch(2)
-    ),
+    "planned": lambda p: p.shard(rank=0, world_size=2).batch(tokens=9, size=np.arange(1, 9)),
+    "mixture": lambda p: stoker.mix([p.shuffle(), data(None)]).shard(rank=0, world_size=2).batch(2),
 }
 
 

@@ -211,6 +211,6 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     with pytest.raises(ValueError, match="a stream has none"):
         dealt(stoker.from_iterable(n))
     with pytest.raises(ValueError, match="dealt by part"):
-        dealt(stoker.mix({begun(30): 1, begun(30): 1}))
+        dealt(stoker.mix([begun(30), begun(30)]))
     with pytest.raises(TypeError, match=r"does not read one field"):
         dealt(stoker.from_dataset([{"n": 1}] * 60).shuffle(), "n")

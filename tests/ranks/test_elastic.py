@@ -40,7 +40,7 @@ def mixture(length: int, stop: Any = "all") -> stoker.Pipeline:
     a = stoker.from_arrays(np.arange(length)).shuffle()
     b = stoker.from_arrays(np.arange(length, length + 60))
     c = stoker.from_arrays(np.arange(length + 60, length + 96)).shuffle()
-    return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop=stop, seed=7)
+    return stoker.mix([a, b, c], weights=[0.55, 0.3, 0.15], stop=stop, seed=7)
 
 
 KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
@@ -603,7 +603,7 @@ REFUSED: dict[str, tuple[Made, str]] = {
     ),
     "mixed blocks": (
         lambda p, rank, world: (
-            stoker.mix({p.shuffle(block=4): 1}, seed=1).shard(rank=rank, world_size=world).batch(4)
+            stoker.mix([p.shuffle(block=4)], seed=1).shard(rank=rank, world_size=world).batch(4)
         ),
         "because parts are shuffled by blocks",
     ),

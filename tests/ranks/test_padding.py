@@ -311,7 +311,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
         r"leave \.shuffle\(\) out"
     ),
     "a mixture": (
-        lambda p: stoker.mix({p: 1}).shard(rank=0, world_size=2, remainder="pad"),
+        lambda p: stoker.mix([p]).shard(rank=0, world_size=2, remainder="pad"),
         "evaluate its parts"
     ),
     "a stream": (

@@ -31,7 +31,7 @@ def mixture(length: int) -> stoker.Pipeline:
     a = stoker.from_arrays(np.arange(length)).shuffle()
     b = stoker.from_arrays(np.arange(length, 2 * length)).random_map(shifted)
     c = stoker.from_arrays(np.arange(2 * length, 2 * length + 300)).shuffle()
-    return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop="all", seed=7)
+    return stoker.mix([a, b, c], weights=[0.55, 0.3, 0.15], stop="all", seed=7)
 
 
 @stoker.thread_safe

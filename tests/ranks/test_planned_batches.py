@@ -179,8 +179,8 @@ def test_mixtures_are_planned_over_all_parts() -> None:
     def build(rank: int = 0, world: int = 1) -> stoker.Pipeline:
         a = stoker.from_arrays(np.arange(80)).shuffle()
         b = stoker.from_arrays(np.arange(80, 120)).shuffle()
-        mixed = stoker.mix({a: 2, b: 1}, seed=3).shard(rank=rank, world_size=world)
-        return mixed.batch_by_tokens(400, LENGTHS)
+        mixed = stoker.mix([a, b], weights=[2, 1], seed=3).shard(rank=rank, world_size=world)
+        return mixed.batch(tokens=400, size=LENGTHS)
 
     for epoch in range(2):
         found = []
@@ -237,7 +237,7 @@ def test_an_adaptive_echo_may_stand_behind() -> None:
 def test_padded_texts_hold_little_padding() -> None:
     texts = [np.arange(n) for n in LENGTHS]
     train = stoker.from_dataset(texts, seed=1).shuffle()
-    sizes = train.measure()
+    sizes = train.sizes()
     assert sizes.dtype == np.int32
     assert sizes.tolist() == LENGTHS.tolist()
     batched = train.batch_by_tokens(1_024, sizes, multiple_of=8, collate=pad(0, multiple_of=8))
@@ -265,21 +265,21 @@ def test_measure_asks_all_examples_in_order() -> None:
     base = source.map(stoker.thread_safe(lambda x: x * 2))
     sharded = source.shuffle().shard(rank=1, world_size=2).map(lambda x: x * 2)
     for train in (base, sharded, base.shuffle(), base.take(3)):
-        assert train.measure(int).tolist() == [2 * n for n in range(50)]
-    assert base.measure(lambda x: x / 2).dtype == np.float64
-    assert base.measure(lambda x: int(x) << 40).dtype == np.int64
+        assert train.sizes(int).tolist() == [2 * n for n in range(50)]
+    assert base.sizes(lambda x: x / 2).dtype == np.float64
+    assert base.sizes(lambda x: int(x) << 40).dtype == np.int64
     with pytest.raises(TypeError, match="returns a number"):
-        base.measure(lambda x: np.zeros(3))
+        base.sizes(lambda x: np.zeros(3))
     refused: list[tuple[stoker.Pipeline, str]] = [
         (base.filter(bool), "cannot follow filter"),
         (base.random_map(drawing), "cannot follow random_map"),
         (base.batch(4), "cannot follow batch"),
         (stoker.from_iterable(range(3)), "a stream has no numbers"),
-        (stoker.mix({base: 1, base.map(int): 1}), "measure its parts"),
+        (stoker.mix([base, base.map(int)]), "measure its parts"),
     ]
     for wrong, said in refused:
         with pytest.raises(ValueError, match=said):
-            wrong.measure(int)
+            wrong.sizes(int)
 
 
 def test_what_cannot_be_planned_is_refused() -> None:

@@ -6,16 +6,16 @@ import contextlib
 import gzip
 import socket
 import socketserver
-import threading
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import stoker
+from servers import serving
 from stoker.sources import files
 
 BODY = bytes(range(256)) * 40
@@ -57,16 +57,8 @@ class _Handler(socketserver.BaseRequestHandler):
                 self.request.sendall(answer)
 
 
-@contextlib.contextmanager
-def answering(*answers: Any) -> Iterator[Script]:
-    with Script(*answers) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def answering(*answers: Any) -> Any:
+    return serving(Script(*answers))
 
 
 def answer(body: bytes, *headers: str, status: str = "200 OK", length: int | None = -1) -> bytes:

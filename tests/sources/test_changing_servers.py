@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import io
 import pickle
 import re
 import tarfile
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stoker
+from servers import serving
 
 
 def tar(letter: bytes) -> bytes:
@@ -69,17 +67,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def serving(kind: str, tell: str) -> Iterator[Changing]:
+def changing(kind: str, tell: str) -> Any:
     name, make = {"tar": ("x.tar", tar), "tokens": ("x.npy", tokens)}[kind]
-    with Changing(name, make, tell) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(Changing(name, make, tell))
 
 
 def build(server: Changing) -> stoker.Pipeline:
@@ -91,7 +81,7 @@ def build(server: Changing) -> stoker.Pipeline:
 @pytest.mark.parametrize("tell", ["ETag", "Last-Modified"])
 @pytest.mark.parametrize("kind", ["tar", "tokens"])
 def test_a_file_that_changes_behind_its_index_is_an_error(kind: str, tell: str) -> None:
-    with serving(kind, tell) as server:
+    with changing(kind, tell) as server:
         assert len(list(build(server))) > 1
         train = build(server)
         server.change_at = server.answers
@@ -102,7 +92,7 @@ def test_a_file_that_changes_behind_its_index_is_an_error(kind: str, tell: str) 
 
 @pytest.mark.parametrize("kind", ["tar", "tokens"])
 def test_a_file_that_changes_within_its_index_is_an_error(kind: str) -> None:
-    with serving(kind, "ETag") as server:
+    with changing(kind, "ETag") as server:
         server.change_at = 1
         with pytest.raises(stoker.StokerError, match="Last-Modified has changed since"):
             build(server)
@@ -111,12 +101,12 @@ def test_a_file_that_changes_within_its_index_is_an_error(kind: str) -> None:
 @pytest.mark.parametrize("tell", ["ETag", "Last-Modified"])
 @pytest.mark.parametrize("kind", ["tar", "tokens"])
 def test_mirrors_that_tell_other_versions_of_the_same_bytes(kind: str, tell: str) -> None:
-    with serving(kind, tell) as server:
+    with changing(kind, tell) as server:
         whole = [pickle.dumps(example) for example in build(server)]
         server.mirrors = 3
         assert [pickle.dumps(example) for example in build(server)] == whole
 
 
 def test_a_server_that_tells_nothing_is_believed() -> None:
-    with serving("tar", "") as server:
+    with changing("tar", "") as server:
         assert len(list(build(server))) == 4

@@ -98,7 +98,7 @@ def test_of_a_mixture() -> None:
 
         def mixed(parts: list[pa.Table] = parts) -> stoker.Pipeline[Any]:
             each = [stoker.from_table(part, seed=n).shuffle() for n, part in enumerate(parts)]
-            return stoker.mix({each[0]: 1, each[1]: 2}, seed=3)
+            return stoker.mix([each[0], each[1]], weights=[1, 2], seed=3)
 
         assert of_rows(mixed().batch(7)) == of_rows(mixed().map(dict).batch(7))
 

@@ -1,4 +1,4 @@
-"""``mix({part: fn})``: weights that change by where training stands."""
+"""``mix([part], weights=[fn])``: weights that change by where training stands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mixed(
         stoker.from_arrays(np.arange(length) + PART * part).shuffle()
         for part, length in enumerate(lengths)
     ]
-    whole = stoker.mix(dict(zip(parts, weights, strict=True)), seed=2)
+    whole = stoker.mix(parts, weights=weights, seed=2)
     return whole.shard(rank=rank, world_size=world).random_map(drawing).batch(batch)
 
 
@@ -129,8 +129,8 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
     "rank": lambda p: p.shard(rank=1, world_size=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
-    "tokens": lambda p: p.batch_by_tokens(40, np.arange(120) % 9 + 1),
-    "numbered": lambda p: p.numbered("id").batch(8),
+    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
+    "numbered": lambda p: p.with_index("id").batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").batch(8),
     "first ones": lambda p: p.take(50).batch(8),
     "repeat": lambda p: p.batch(8).repeat().steps(20),
@@ -145,7 +145,7 @@ def test_resumes_are_exact_whatever_stands_behind(behind: str) -> None:
             stoker.from_arrays(np.arange(length) + PART * part, np.arange(length)).shuffle()
             for part, length in enumerate(LENGTHS)
         ]
-        whole = stoker.mix(dict(zip(parts, WEIGHTS, strict=True)), seed=2)
+        whole = stoker.mix(parts, weights=WEIGHTS, seed=2)
         return BEHIND[behind](whole)
 
     assert check_resume(build, every=8 if behind == "processes" else 2) > 0
@@ -156,7 +156,7 @@ def test_resumes_are_exact_whatever_stands_behind(behind: str) -> None:
 
 def test_pools_that_follow_the_stall_go_on() -> None:
     parts = [stoker.from_arrays(np.arange(60) + PART * part).shuffle() for part in range(2)]
-    train = stoker.mix({parts[0]: 1, parts[1]: lambda time: time.epochs}, seed=1)
+    train = stoker.mix([parts[0], parts[1]], weights=[1, lambda time: time.epochs], seed=1)
     train = train.echo("auto", pool=32).batch(8).steps(10)
     for _ in range(3):
         assert len(list(train)) == 10
@@ -164,8 +164,8 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late: dict[Any, Any] = {parts[0]: 1, parts[1]: lambda time: 3 * (time.fraction >= 0.5)}
-    train = stoker.mix(late, seed=1).map(lambda x, time: (x, time), progress=True)
+    late = [1, lambda time: 3 * (time.progress >= 0.5)]
+    train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), clock=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
             assert time.epoch == epoch
@@ -186,8 +186,8 @@ def test_stats_and_print_tell_shares() -> None:
 def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
     now = {"share": 1.0}
     a, b = (stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2))
-    mixed = stoker.mix({a: 1, b: lambda time: now["share"]}, seed=0)
-    planned = mixed.batch_by_tokens(6, np.ones(60, np.int64))
+    mixed = stoker.mix([a, b], weights=[1, lambda time: now["share"]], seed=0)
+    planned = mixed.batch(tokens=6, size=np.ones(60, np.int64))
     assert len(planned) == 10
     now["share"] = 0.0
     assert sum(x >= 100 for batch in planned for x in batch) == 0
@@ -250,7 +250,7 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
     for drawn in ([1, 2], [120], "120"):
         with pytest.raises(stoker.StateError, match="the state is damaged"):
             train.load_state_dict(signed({**state, "drawn": drawn}))
-    plain = stoker.mix({stoker.from_arrays(np.arange(9)): 1, stoker.from_arrays(np.arange(9)): 1})
+    plain = stoker.mix([stoker.from_arrays(np.arange(9)), stoker.from_arrays(np.arange(9))])
     with pytest.raises(stoker.StateError, match="which this pipeline has none of"):
         plain.load_state_dict(signed({**plain.state_dict(), "drawn": [0, 0]}))
 
@@ -275,18 +275,18 @@ def test_what_says_no_weights_is_refused() -> None:
     ]
     for weight, message in wrong:
         with pytest.raises(stoker.StageError, match=message):
-            stoker.mix({a: 1, b: functools.partial(constant, weight)})
-    with pytest.raises(stoker.StageError, match=r"all weights are 0 for Progress"):
-        stoker.mix({a: lambda time: 0, b: lambda time: 0})
-    late = stoker.mix({a: 1, b: lambda time: 1 / (time.fraction < 0.5)}, seed=0)
+            stoker.mix([a, b], weights=[1, functools.partial(constant, weight)])
+    with pytest.raises(stoker.StageError, match=r"all weights are 0 for EpochTime"):
+        stoker.mix([a, b], weights=[lambda time: 0, lambda time: 0])
+    late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.progress < 0.5)], seed=0)
     with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):
         iter(late.batch(8))
     with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):
-        stoker.mix({a: 1, b: lambda time: 1}, stop="all")
+        stoker.mix([a, b], weights=[1, lambda time: 1], stop="all")
     with pytest.raises(ValueError, match="above 0"):
-        stoker.mix({a: 0, b: lambda time: 1})
+        stoker.mix([a, b], weights=[0, lambda time: 1])
     blocks = stoker.from_arrays(np.arange(40)).shuffle(block=2)
-    ranks = stoker.mix({blocks: 1, b: lambda time: 1}, seed=0).shard(rank=0, world_size=2)
+    ranks = stoker.mix([blocks, b], weights=[1, lambda time: 1], seed=0).shard(rank=0, world_size=2)
     with pytest.raises(ValueError, match=r"shuffle them as a whole, .shuffle\(block=False\)"):
         len(ranks.batch(4))
 

@@ -57,13 +57,11 @@ def mixtures(draw: st.DrawFn) -> Any:
 def mixed(given_: Any, **settings: Any) -> stoker.Pipeline:
     """Build it; of part ``p`` the ids are 100 p, 100 p + 1, ..."""
     lengths, weights, shuffled, stop = given_
-    parts = {}
-    for part, (length, weight, is_shuffled) in enumerate(
-        zip(lengths, weights, shuffled, strict=True)
-    ):
+    parts = []
+    for part, (length, is_shuffled) in enumerate(zip(lengths, shuffled, strict=True)):
         source = stoker.from_arrays(np.arange(100 * part, 100 * part + length))
-        parts[source.shuffle() if is_shuffled else source] = weight
-    return stoker.mix(parts, stop=stop, seed=3, **settings).workers(0)
+        parts.append(source.shuffle() if is_shuffled else source)
+    return stoker.mix(parts, weights, stop=stop, seed=3, **settings).workers(0)
 
 
 @given(what=mixtures())
@@ -119,7 +117,7 @@ def test_small_batches_of_a_mixture_do_not_give_a_rank_one_part_alone() -> None:
     a, b = (stoker.from_arrays(np.arange(100 * part, 100 * part + 80)) for part in (0, 1))
     for batch in (1, 3):
         for rank in range(2):
-            mixture = stoker.mix({a: 1, b: 1}, seed=0).shard(rank=rank, world_size=2)
+            mixture = stoker.mix([a, b], seed=0).shard(rank=rank, world_size=2)
             drawn = [int(x) // 100 for batch in mixture.batch(batch) for x in batch]
             assert drawn.count(0) == pytest.approx(40, abs=1)
 
@@ -127,13 +125,13 @@ def test_small_batches_of_a_mixture_do_not_give_a_rank_one_part_alone() -> None:
 @given(what=mixtures(), world=st.integers(1, 3))
 def test_parts_by_blocks_are_read_in_runs_and_in_step(what: Any, world: int) -> None:
     lengths, weights, _, stop = what
-    parts = {}
-    for number, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
-        source = stoker.from_arrays(np.arange(100 * number, 100 * number + length))
-        parts[source.shuffle(block=1)] = weight
+    parts = [
+        stoker.from_arrays(np.arange(100 * n, 100 * n + length)).shuffle(block=1)
+        for n, length in enumerate(lengths)
+    ]
     if not any(length > WINDOW for length in lengths):
         return  # no more blocks than are drawn from at a time
-    mixture = stoker.mix(parts, stop=stop, seed=3).workers(0)
+    mixture = stoker.mix(parts, weights, stop=stop, seed=3).workers(0)
     if min(lengths) < world:
         with pytest.raises(ValueError, match="fewer examples than there are ranks"):
             len(mixture.shard(rank=0, world_size=world))
@@ -150,7 +148,7 @@ def test_parts_by_blocks_are_read_in_runs_and_in_step(what: Any, world: int) -> 
 
 def test_a_mixture_of_one_is_that_one() -> None:
     alone = stoker.from_arrays(np.arange(50), seed=4).shuffle()
-    mixture = stoker.mix({alone: 2})
+    mixture = stoker.mix([alone], weights=[2])
     assert mixture.seed == 4
     for _ in range(2):
         assert stream(mixture) == stream(alone)
@@ -160,7 +158,7 @@ def parts_of_all_kinds(workers: int, kind: str = "thread", **settings: Any) -> s
     a = stoker.from_dataset(Named(40, 0)).shuffle().random_map(jitter, on="x")
     b = stoker.from_dataset(Named(30, 100)).map(marked, on="x").filter(third, on="id")
     c = stoker.from_dataset(Named(7, 200)).take(5).shuffle()
-    mixture = stoker.mix({a: 0.5, b: 0.3, c: 0.2}, seed=8, stop="all", **settings)
+    mixture = stoker.mix([a, b, c], weights=[0.5, 0.3, 0.2], seed=8, stop="all", **settings)
     return mixture.workers(workers, kind=kind)
 
 
@@ -178,7 +176,7 @@ def shuffled_parts(workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
     """Return parts without random maps, so that a cache may follow."""
     a = stoker.from_dataset(Named(20, 0)).shuffle()
     b = stoker.from_dataset(Named(15, 100)).map(marked, on="x").filter(third, on="id")
-    return stoker.mix({a: 2, b: 1}, seed=8).workers(workers, kind=kind)
+    return stoker.mix([a, b], weights=[2, 1], seed=8).workers(workers, kind=kind)
 
 
 @pytest.mark.parametrize("name", BEHIND)
@@ -232,7 +230,7 @@ def test_random_maps_of_parts_draw_apart_from_those_behind() -> None:
     def build(seed: int) -> stoker.Pipeline:
         a = stoker.from_arrays(np.zeros((9, 2))).random_map(jitter)
         b = stoker.from_arrays(np.zeros((9, 2))).random_map(jitter)
-        return stoker.mix({a: 1, b: 1}, seed=seed).random_map(
+        return stoker.mix([a, b], seed=seed).random_map(
             stoker.thread_safe(lambda x, rng: (x, rng.random(2)))
         )
 
@@ -243,11 +241,11 @@ def test_random_maps_of_parts_draw_apart_from_those_behind() -> None:
 
 def test_rows_of_arrays_are_gathered_as_they_are_read_one_by_one() -> None:
     def build(dtype: Any = np.float32) -> stoker.Pipeline:
-        parts = {}
+        parts = []
         for part in range(3):
             rows = np.arange(60, dtype=np.float32 if part else dtype).reshape(20, 3) + 100 * part
-            parts[stoker.from_arrays(rows, np.full(20, part)).shuffle()] = part + 1
-        return stoker.mix(parts, seed=1)
+            parts.append(stoker.from_arrays(rows, np.full(20, part)).shuffle())
+        return stoker.mix(parts, weights=[1, 2, 3], seed=1)
 
     gathered = build().batch(8)
     assert gathered.chain.flow.segments[0].rows is not None
@@ -263,7 +261,7 @@ def test_a_budget_skips_what_fails_in_any_part_and_errors_say_where() -> None:
     def build(**settings: Any) -> stoker.Pipeline:
         good = stoker.from_dataset(Named(12, 0))
         bad = stoker.from_dataset(Faulty(12, bad={3})).map(_fails_on_5, on="id")
-        return stoker.mix({good: 1, bad: 1}, seed=0, **settings)
+        return stoker.mix([good, bad], seed=0, **settings)
 
     train = build(on_error=2)
     found = [(int(x["id"])) for x in train]
@@ -293,7 +291,7 @@ def test_a_cache_keeps_parts_of_the_same_files_apart(tmp_path: Path) -> None:
 
     def build() -> stoker.Pipeline:
         parts = [stoker.from_folder(tmp_path / folder).shuffle() for folder in "ab"]
-        return stoker.mix(dict.fromkeys(parts, 1), seed=0)
+        return stoker.mix(parts, seed=0)
 
     cached = build().cache("1MiB", path=tmp_path / "store")
     assert cached.class_names == ["cat"]
@@ -318,7 +316,7 @@ def test_remote_parts_are_read_ahead(tmp_path: Path) -> None:
         def build(workers: int = 2, kind: str = "thread") -> stoker.Pipeline:
             a = stoker.from_files("memory://mixed/*.bin", requests=3).shuffle()
             b = stoker.from_files(str(tmp_path / "local" / "*.bin")).map(_lowered, on="data")
-            return stoker.mix({a: 1, b: 2}, seed=0).batch(4).workers(workers, kind=kind)
+            return stoker.mix([a, b], weights=[1, 2], seed=0).batch(4).workers(workers, kind=kind)
 
         found = stream(build())
         assert found == stream(build(0)) == stream(build(1, "process"))
@@ -333,7 +331,7 @@ def _lowered(data: bytes) -> bytes:
 
 def test_print_and_stats_tell_of_the_parts() -> None:
     a, b = stoker.from_arrays(np.arange(10)).shuffle(), stoker.from_arrays(np.arange(30)).map(abs)
-    train = stoker.mix({a: 1, b: 2}, seed=1).batch(5)
+    train = stoker.mix([a, b], weights=[1, 2], seed=1).batch(5)
     text = str(train)
     assert "part 1, 33.333%: from_arrays(int64 [10]).shuffle()  10 examples" in text
     assert "part 2, 66.667%: from_arrays(int64 [30]).map(absolute)" in text or "map(abs)" in text
@@ -347,19 +345,19 @@ def test_a_mixture_has_one_seed() -> None:
     def part(seed: int | None) -> stoker.Pipeline:
         return stoker.from_arrays(np.arange(9), seed=seed).shuffle()
 
-    assert stoker.mix({part(3): 1, part(None): 1}).seed == 3
-    assert stoker.mix({part(3): 1, part(4): 1}, seed=5).seed == 5
+    assert stoker.mix([part(3), part(None)]).seed == 3
+    assert stoker.mix([part(3), part(4)], seed=5).seed == 5
     with pytest.raises(ValueError, match="seeds 3, 4"):
-        stoker.mix({part(3): 1, part(4): 1})
-    assert stoker.mix({part(None): 1}).chain.is_seed_drawn
+        stoker.mix([part(3), part(4)])
+    assert stoker.mix([part(None)]).chain.is_seed_drawn
 
 
 def test_a_state_of_other_proportions_is_refused() -> None:
     a, b = (stoker.from_arrays(np.arange(n)) for n in (9, 10))
-    state = stoker.mix({a: 1, b: 1}, seed=0).state_dict()
-    for other in ({a: 1, b: 2}, {b: 1, a: 1}, {a: 1, b.shuffle(): 1}):
+    state = stoker.mix([a, b], seed=0).state_dict()
+    for other, weights in (([a, b], [1, 2]), ([b, a], [1, 1]), ([a, b.shuffle()], [1, 1])):
         with pytest.raises(stoker.StateError, match="another pipeline"):
-            stoker.mix(other, seed=0).load_state_dict(state)
+            stoker.mix(other, weights, seed=0).load_state_dict(state)
 
 
 def test_a_truncated_shard_may_be_in_a_part_of_a_mixture_with_a_budget(tmp_path: Path) -> None:
@@ -368,8 +366,8 @@ def test_a_truncated_shard_may_be_in_a_part_of_a_mixture_with_a_budget(tmp_path:
     with pytest.warns(UserWarning, match="truncated"):
         part = stoker.from_tar(tmp_path / "s.tar", on_error=1).map(lambda row: int(row["cls"]))
     with pytest.raises(ValueError, match="has a skip budget"):
-        stoker.mix({part: 1})
-    assert [int(x) for x in stoker.mix({part: 1}, on_error=2)] == list(range(5))
+        stoker.mix([part])
+    assert [int(x) for x in stoker.mix([part], on_error=2)] == list(range(5))
 
 
 numbers = np.arange(9)
@@ -388,34 +386,36 @@ numbers = np.arange(9)
         (lambda p: stoker.from_dataset(numbers, on_error=1), "has a skip budget"),
         (lambda p: stoker.from_iterable([1]), "no examples with numbers"),
         (lambda p: stoker.from_loader([1]), "no examples with numbers"),
-        (lambda p: stoker.mix({p: 1}), "is a mixture"),
+        (lambda p: stoker.mix([p]), "is a mixture"),
         (lambda p: stoker.from_dataset([]), "has no examples"),
     ],
 )
 def test_what_cannot_be_a_part(part: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        stoker.mix({part(stoker.from_arrays(numbers)): 1})
+        stoker.mix([part(stoker.from_arrays(numbers))])
 
 
 def test_what_is_no_mixture() -> None:
     a = stoker.from_arrays(numbers)
-    for wrong in ([a], {a: 1, "b": 2}, a):
-        with pytest.raises(TypeError, match="a dict of pipelines and their weights"):
+    for wrong in ({a: 1}, [a, "b"], a):
+        with pytest.raises(TypeError, match=r"as in mix\(\[a, b\], weights="):
             stoker.mix(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 weights for 2 pipelines"):
+        stoker.mix([a, a], weights=[1])
     with pytest.raises(ValueError, match="at least one"):
-        stoker.mix({})
+        stoker.mix([], weights=[])
     with pytest.raises(ValueError, match=r"part 1, .*, would never be read"):
-        stoker.mix({a: 1, stoker.from_arrays(numbers): 100})
+        stoker.mix([a, stoker.from_arrays(numbers)], weights=[1, 100])
     with pytest.raises(ValueError, match="stop="):
-        stoker.mix({a: 1}, stop="never")
+        stoker.mix([a], stop="never")
     with pytest.raises(ValueError, match="above 0"):
-        stoker.mix({a: 0})
+        stoker.mix([a], weights=[0])
     with pytest.raises(ValueError, match="shuffle each part of a mixture by itself"):
-        stoker.mix({a: 1}).shuffle()
+        stoker.mix([a]).shuffle()
     with pytest.raises(ValueError, match="equal shares of each part"):
-        stoker.mix({a: 1}).shard(rank=0, world_size=2, remainder="uneven")
+        stoker.mix([a]).shard(rank=0, world_size=2, remainder="uneven")
     with pytest.raises(ValueError, match="would be the same in every epoch"):
-        stoker.mix({a.random_map(lambda x, rng: x): 1}).cache("1MiB")
+        stoker.mix([a.random_map(lambda x, rng: x)]).cache("1MiB")
 
 
 @settings(few(5))

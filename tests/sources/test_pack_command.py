@@ -130,7 +130,7 @@ def test_what_stands_behind_a_source_is_refused(tmp_path: Path) -> None:
         "def steps():\n"
         "    return stoker.from_dataset(rows).steps(3)\n"
         "def mixed():\n"
-        "    return stoker.mix({stoker.from_dataset(rows).take(2): 1})\n"
+        "    return stoker.mix([stoker.from_dataset(rows).take(2)])\n"
     )
     for function, says in (
         ("steps", "leave out the stages"),

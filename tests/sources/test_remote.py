@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import stoker
 from descriptors import open_descriptors
 from experiments.server import Fault, Server, serving
-from stoker.sources.folder import ClassFolders, FolderSource, RemoteFolderSource
+from stoker.sources.folder import FolderSource
 from stoker.sources.remote import storage
 from stoker.sources.remote.files import File, FilesSource
 from stoker.sources.remote.reader import RemoteReader
@@ -83,8 +83,8 @@ def fill(folder: Path, names: list[str] | list[bytes]) -> None:
             file.write(os.fsencode(name))
 
 
-def folder_at(url: str, asked: ClassFolders | None = None, **options: Any) -> RemoteFolderSource:
-    return RemoteFolderSource(url, RemoteOptions(**options), asked)
+def folder_at(url: str, **options: Any) -> FolderSource:
+    return FolderSource(url, RemoteOptions(**options))
 
 
 def files_at(files: Any, **options: Any) -> FilesSource:
@@ -149,14 +149,16 @@ def same_as_local(folder: Path) -> None:
 def test_other_files_and_classes_that_are_given(folder: Path) -> None:
     fill(folder, ["b/1.wav", "b/2.WAV", "c/x.png"])
     url = remember(folder)
+    classes = ["z", "c", "cat", "dog", "b"]
     for extensions in (["wav"], ["wav", "png"]):
-        asked = ClassFolders.of(extensions, ["z", "c", "cat", "dog", "b"])
-        local, remote = FolderSource(folder, asked), folder_at(url, asked)
-        assert remote.classes == ["z", "c", "cat", "dog", "b"]
+        local, remote = (
+            FolderSource(path, extensions=extensions, classes=classes) for path in (folder, url)
+        )
+        assert remote.classes == classes
         assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
     with pytest.raises(ValueError, match=r"has a folder 'b'.* none of the 1 classes"):
-        folder_at(url, ClassFolders.of(["wav"], ["c"]))
-    assert len(folder_at(url, ClassFolders.of(None, ["c"]))) == 1
+        FolderSource(url, extensions=["wav"], classes=["c"])
+    assert len(FolderSource(url, classes=["c"])) == 1
 
 
 def test_a_folder_gives_what_a_local_one_gives(folder: Path) -> None:

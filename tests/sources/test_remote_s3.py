@@ -12,7 +12,7 @@ import pytest
 import stoker
 from s3_bucket import Bucket, serving
 from scripts import run
-from stoker.sources.folder import RemoteFolderSource
+from stoker.sources.folder import FolderSource
 from stoker.sources.remote.files import FilesSource
 from stoker.sources.remote.storage import RemoteOptions
 
@@ -32,7 +32,7 @@ def bucket() -> Iterator[Bucket]:
 
 
 def test_class_folders(bucket: Bucket) -> None:
-    source = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    source = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     assert source.classes == ["cat", "dog"]
     found = source.fetch(range(len(source)))
     expected = [f"train/cat/{name}.jpg" for name in NAMES]
@@ -41,7 +41,7 @@ def test_class_folders(bucket: Bucket) -> None:
     assert [source.path(i) for i in range(len(source))] == [f"s3://data/{k}" for k in expected]
     assert found[-1].label == 1
     bucket.objects["train/cat/new.jpg"] = b"new"
-    again = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    again = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     assert (len(source), len(again)) == (13, 14)
 
 
@@ -55,7 +55,7 @@ def test_patterns_and_lists(bucket: Bucket) -> None:
 
 
 def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
-    source = RemoteFolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    source = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
     bucket.wrong["train/dog/deep/er.png"] = [(503, "SlowDown"), (500, "InternalError")]
     reader: Any = source.reader()
     assert reader.fetch([12])[0].image == b"train/dog/deep/er.png"
@@ -64,7 +64,7 @@ def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
 
 
 def test_failures_name_url_and_status(bucket: Bucket) -> None:
-    source = RemoteFolderSource(
+    source = FolderSource(
         "s3://data/train", RemoteOptions(retry_s=0.3, storage_options=bucket.options)
     )
     key = "train/dog/deep/er.png"
@@ -83,7 +83,7 @@ def test_failures_name_url_and_status(bucket: Bucket) -> None:
 
 def test_no_such_bucket(bucket: Bucket) -> None:
     with pytest.raises(FileNotFoundError, match="s3://nowhere/train"):
-        RemoteFolderSource("s3://nowhere/train", RemoteOptions(storage_options=bucket.options))
+        FolderSource("s3://nowhere/train", RemoteOptions(storage_options=bucket.options))
 
 
 def test_nothing_is_said_at_the_end_of_a_program(bucket: Bucket, tmp_path: Path) -> None:

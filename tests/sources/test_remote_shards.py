@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from shards import pack, pairs
 
 import stoker
+from servers import serving
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
@@ -77,14 +77,8 @@ def handler(tmp_path: Path) -> type[Ranges]:
 @pytest.fixture
 def url(handler: type[Ranges], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with Server(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/s-{{0..1}}.tar"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Server(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}/s-{{0..1}}.tar"
 
 
 def test_it_is_the_same_as_local_shards(url: str, tmp_path: Path, handler: type[Ranges]) -> None:
@@ -163,7 +157,7 @@ def test_ranks_and_mixtures_read_together_too(many: str, handler: type[Ranges]) 
     tar: Any = stoker.from_tar(many).shuffle()
     numbers: Any = stoker.from_arrays(np.arange(MANY)).shuffle()
     before = handler.counted
-    mixture: Any = stoker.mix({tar: 1, numbers: 1}, seed=0)
+    mixture: Any = stoker.mix([tar, numbers], seed=0)
     assert len(list(mixture)) == 2 * MANY
     assert handler.counted - before < MANY / 4
 

@@ -89,7 +89,7 @@ def test_lines_of_blanks_are_left_out_of_jsonl(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "\n".join(lines).encode())
     train = stoker.from_jsonl(path)
     assert list(train) == [1, 2, " "]
-    assert [train.key(number) for number in range(3)] == ["0.txt:3", "0.txt:5", "0.txt:8"]
+    assert [train.name_of(number) for number in range(3)] == ["0.txt:3", "0.txt:5", "0.txt:8"]
     assert len(stoker.from_text(path)) == 9
 
 

@@ -184,7 +184,7 @@ def test_a_mixture_of_them(tmp_path: Path) -> None:
 
     def build(workers: int = 0) -> stoker.Pipeline:
         parts = [source.shuffle().map(number) for source in sources]
-        return stoker.mix(dict.fromkeys(parts, 1.0), seed=0).batch(6).workers(workers)
+        return stoker.mix(parts, seed=0).batch(6).workers(workers)
 
     assert stream(build()) == stream(build(2))
     check_resume(build, every=6)

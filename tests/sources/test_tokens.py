@@ -133,7 +133,7 @@ def test_a_mixture_of_files_gives_the_windows_of_each(
         parts.append(
             stoker.from_tokens(path, 4, stride, dtype, separator=separator, seed=number).shuffle()
         )
-    mixed = stoker.mix(dict(zip(parts, (1, 2, 3), strict=True)), seed=5)
+    mixed = stoker.mix(parts, weights=(1, 2, 3), seed=5)
     batches = mixed.batch(7).workers(workers)
     by_windows = mixed.map(type(next(iter(mixed)))._make).batch(7)
     assert stream(batches) == stream(by_windows)

@@ -209,7 +209,7 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
     "repeated": lambda: distinct(source()).batch(3).repeat().steps(45),
     "repeated echo": lambda: distinct(source(90)).echo(2, pool=9).batch(4).repeat().steps(50),
     "a mixture before": lambda: distinct(
-        stoker.mix({stoker.from_dataset(range(90)).shuffle(): 2, source(): 1}, seed=4)
+        stoker.mix([stoker.from_dataset(range(90)).shuffle(), source()], weights=[2, 1], seed=4)
     ).batch(4),
 }  # fmt: skip
 
@@ -629,7 +629,7 @@ def test_where_it_may_stand() -> None:
         with pytest.raises(ValueError, match=r"cannot follow scan\(counted\)"):
             behind(scanned)
     with pytest.raises(ValueError, match="part"):
-        stoker.mix({scanned: 1, begin: 1})
+        stoker.mix([scanned, begin])
     with pytest.raises(TypeError, match="dropped"):
         len(scanned)
     assert len(scanned.batch(2).steps(3)) == 3

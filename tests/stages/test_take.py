@@ -237,7 +237,9 @@ def test_with_workers_a_cache_and_parts_of_mixtures_it_counts() -> None:
         made = data.workers(**workers)
         assert len(made) == 5
         assert sorted({int(x) for batch in made for x in batch}) == [2 * n for n in range(40, 50)]
-    mixed = stoker.mix({numbers(30).skip(20): 1, numbers(30).take(20).map(lambda x: -x): 2}, seed=0)
+    mixed = stoker.mix(
+        [numbers(30).skip(20), numbers(30).take(20).map(lambda x: -x)], weights=[1, 2], seed=0
+    )
     assert sorted(drawn(mixed)) == [*range(-19, 1), *range(20, 30)]
 
 
@@ -253,7 +255,7 @@ def test_with_workers_a_cache_and_parts_of_mixtures_it_counts() -> None:
         (lambda p: p.filter(bool).take(3), r"\.take\(\) cannot follow filter\(bool\)"),
         (lambda p: p.batch(2).take(3), r"cannot follow batch\(2\)"),
         (lambda p: stoker.from_loader([1, 2, 3]).take(2), r"\.steps\(n\) ends an epoch"),
-        (lambda p: stoker.mix({p: 1}).skip(3), r"skip in its parts, stoker\.mix"),
+        (lambda p: stoker.mix([p]).skip(3), r"skip in its parts, stoker\.mix"),
         (lambda p: stoker.from_loader([1, 2]).skip(1), r"\.resume_at\(n\) starts the next epoch"),
     ],
 )

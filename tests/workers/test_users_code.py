@@ -201,7 +201,7 @@ CHAINS: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
     "echo, batches": lambda: numbers().batch(4).echo(2).random_map(Buffered(0.008)),
     "ours before an echo": lambda: numbers().echo(2).random_map(Buffered()).batch(4),
     "cache": lambda: numbers().map(Buffered()).cache("1MiB").map(Buffered()).batch(4),
-    "mixture": lambda: stoker.mix({numbers().map(Buffered()): 2, numbers(): 1}).batch(4),
+    "mixture": lambda: stoker.mix([numbers().map(Buffered()), numbers()], weights=[2, 1]).batch(4),
     "stream": lambda: (
         stoker.from_iterable(lambda: iter(np.arange(float(LENGTH))), seed=0)
         .shuffle(buffer=8)

@@ -132,20 +132,20 @@ class Chain:
         return replace(self, stages=(*kept, *parts), applied=(*chain.applied, own))
 
     def for_measuring(self) -> Chain:
-        """Return this chain for ``.measure()``: all examples of the source once, in its order.
+        """Return this chain for ``.sizes()``: all examples of the source once, in its order.
 
         Raises ValueError if examples are dropped, repeated or random, or have no numbers.
         """
         if not self.source.is_indexed or self.source.has_own_order:
             what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
-            raise CombinationError(f".measure() measures examples by their numbers: {what}")
+            raise CombinationError(f".sizes() measures examples by their numbers: {what}")
         stage = first_with(
             self.stages,
             lambda t: t.filters or t.skips or t.is_random or t.changes or t.repeats or t.joins
             or t.scans or t.batches,
         )  # fmt: skip
         if stage is not None:
-            raise CombinationError(f".measure() cannot follow {stage.name}: call it before")
+            raise CombinationError(f".sizes() cannot follow {stage.name}: call it before")
         stages = tuple(stage for stage in self.stages if not stage.traits.selects)
         return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
@@ -179,25 +179,25 @@ class Chain:
             stage.check_length(self.source, source)
         return self._over(source)
 
-    def numbered(self, field: Any) -> Chain:
+    def with_index(self, field: Any) -> Chain:
         """Return this with the number of each example in a field.
 
         Raises TypeError or ValueError if examples have no numbers, or the field cannot be added.
         """
         source = self.source
         if not isinstance(field, str) or not field:
-            raise TypeError(f".numbered() takes the name of a field, not {field!r}")
+            raise TypeError(f".with_index() takes the name of a field, not {field!r}")
         if not isinstance(source, IndexedSource):
-            raise CombinationError(f".numbered(): the examples of {source.name} have no numbers")
+            raise CombinationError(f".with_index(): the examples of {source.name} have no numbers")
         if isinstance(source, NumberedSource):
-            raise CombinationError(f".numbered(): they are in the field {source.field!r} already")
+            raise CombinationError(f".with_index(): they are in the field {source.field!r} already")
         stage = next((stage for stage in self.stages if not stage.traits.selects), None)
         if stage is not None:
             raise CombinationError(
-                f".numbered() cannot follow {stage.name}: put it right behind the source"
+                f".with_index() cannot follow {stage.name}: put it right behind the source"
             )
         if field in (source.fields or ()):
-            raise ValueError(f".numbered(): examples have a field {field!r}: give another name")
+            raise ValueError(f".with_index(): examples have a field {field!r}: give another name")
         return self._over(NumberedSource(source, field))
 
     def _over(self, source: SourceBase) -> Chain:
@@ -213,6 +213,10 @@ class Chain:
             raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
         if steps < 1:
             raise ValueError(f"an epoch has at least one step, not {steps}")
+        if self.steps is not None:
+            raise CombinationError(
+                f".steps({steps}) cannot follow steps({self.steps}): an epoch ends once"
+            )
         return replace(self, steps=int(steps))
 
     def repeat(self) -> Chain:

@@ -17,7 +17,7 @@ FORGOTTEN = (
 )
 
 
-class Progress(NamedTuple):
+class HandedOut(NamedTuple):
     """The counts of an epoch after an output was handed out."""
 
     yielded: int
@@ -33,17 +33,17 @@ class History:
         finished: the outputs that the trainer has acknowledged; None if it never did.
     """
 
-    def __init__(self, began: Progress) -> None:
+    def __init__(self, began: HandedOut) -> None:
         self._began_at = began.yielded
-        # Plain tuples, read as Progress: one is made for each output, and they cost less.
+        # Plain tuples, read as HandedOut: one is made for each output, and they cost less.
         self._counts = deque[tuple[int, int, int, int]]([began], _REMEMBERED)
         self.add = self._counts.append
         self.finished: int | None = None
 
     @property
-    def oldest(self) -> Progress:
+    def oldest(self) -> HandedOut:
         """The oldest counts that are remembered."""
-        return Progress(*self._counts[0])
+        return HandedOut(*self._counts[0])
 
     @property
     def late(self) -> int:
@@ -66,19 +66,19 @@ class History:
         while len(self._counts) > 1 and self.oldest.yielded < finished:
             self._counts.popleft()
 
-    def pending(self) -> list[Progress | None]:
+    def pending(self) -> list[HandedOut | None]:
         """Return the counts before each output not yet acknowledged, oldest first.
 
         None stands for those that are forgotten.
         """
         if self.finished is None:
             return []
-        known = [Progress(*at) for at in self._counts]
+        known = [HandedOut(*at) for at in self._counts]
         found = [at for at in known[:-1] if at.yielded >= self.finished]
         return [*[None] * (self.late - len(found)), *found]
 
-    def before(self, late: int) -> Progress:
+    def before(self, late: int) -> HandedOut:
         """Return the counts before the last ``late`` outputs. Raises StateError if forgotten."""
         if late >= len(self._counts):
             raise StateError(FORGOTTEN)
-        return Progress(*self._counts[-1 - late])
+        return HandedOut(*self._counts[-1 - late])

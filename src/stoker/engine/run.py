@@ -19,7 +19,7 @@ from stoker.basics.warn import warn
 from stoker.engine import checkpoint
 from stoker.engine.checkpoint import Position
 from stoker.engine.epoch import EpochStreams
-from stoker.engine.history import History, Progress
+from stoker.engine.history import HandedOut, History
 from stoker.engine.items import Item, RepeatingStream
 from stoker.engine.setup import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
@@ -58,7 +58,7 @@ class Run:
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        self.history = History(Progress(self.yielded, self.uses, self.fresh, self.loaded))
+        self.history = History(HandedOut(self.yielded, self.uses, self.fresh, self.loaded))
         self._repeats = 0
         self._last: Item | None = None
         self._batch_bytes = 0
@@ -358,7 +358,7 @@ class Run:
         """
         return self._position(self.history.before(late))
 
-    def _position(self, at: Progress) -> Position:
+    def _position(self, at: HandedOut) -> Position:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)

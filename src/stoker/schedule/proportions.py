@@ -246,7 +246,7 @@ class PieceRow:
 
 
 class ChangingWeights:
-    """Weights that change while training goes on: what ``mix({a: fn, b: 1})`` says.
+    """Weights that change while training goes on: what ``mix([a, b], weights=[fn, 1])`` says.
 
     An epoch is cut into pieces, in each of which the weights are those of its beginning. What each
     part was given follows what it should have been given by then within two examples.

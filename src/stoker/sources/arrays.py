@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
@@ -178,7 +177,6 @@ class MemoryColumn(Column):
         self._flat = (
             self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
         )
-        self._whole = _whole_rows(self._array)
         row_bytes = math.prod(array.shape[1:]) * array.itemsize
         is_whole = self._array[:1].flags.c_contiguous and not array.dtype.hasobject
         self._is_gathered = is_whole and row_bytes in _GATHERED_BYTES
@@ -188,8 +186,6 @@ class MemoryColumn(Column):
         return (MemoryColumn, (self._given,)) if place is None else (_map_file, place)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        if self._whole is not None:
-            return self._whole[indices].view(self.dtype).reshape(len(indices), *self.shape[1:])
         found: NDArray[Any] = self._array[indices]
         return found
 
@@ -280,20 +276,6 @@ class SlicedColumn(Column):
                 f"of shape {list(found.shape)} came"
             )
         return found, back
-
-
-def _whole_rows(array: NDArray[Any]) -> NDArray[np.void] | None:
-    """Return rows as one item each, where each lies in one piece, though all of them do not.
-
-    Such items are copied a third faster than rows.
-    """
-    if array.flags.c_contiguous or array.ndim < 2 or not array.size or array.dtype.hasobject:
-        return None
-    if not array[0].flags.c_contiguous:
-        return None
-    row, itemsize = math.prod(array.shape[1:]), array.itemsize
-    rows = as_strided(array, (len(array), row), (array.strides[0], itemsize), writeable=False)
-    return rows.view(f"V{row * itemsize}")[:, 0]
 
 
 def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:

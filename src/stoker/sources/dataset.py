@@ -100,14 +100,17 @@ class DatasetSource(IndexedSource):
             return fetched
         if self.takes_many:
             plain = _plain(indices)
-            found = list(self.data.__getitems__(plain))
+            try:
+                found = list(self.data.__getitems__(plain))
+            except IndexError as error:
+                raise self._told(error) from error
             if len(found) != len(plain):
                 raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
             return found
         examples: list[Any] = []
-        error = self.read_into(examples, indices)
-        if error is not None:
-            raise error
+        failure = self.read_into(examples, indices)
+        if failure is not None:
+            raise failure
         return examples
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
@@ -121,8 +124,19 @@ class DatasetSource(IndexedSource):
             for index in _plain(indices):
                 examples.append(data[index])
         except Exception as error:
-            return error
+            return self._told(error)
         return None
+
+    def _told(self, error: Exception) -> Exception:
+        """Return an error, which says so if the object has become shorter."""
+        if not isinstance(error, IndexError) or len(self.data) >= self._length:
+            return error
+        told = IndexError(
+            f"{error}: the dataset had {self._length:,} examples when the epoch began, "
+            f"{len(self.data):,} now"
+        )
+        told.__cause__ = error
+        return told
 
     def path(self, index: int) -> str | None:
         return self._source.path(int(index))
@@ -185,6 +199,9 @@ class DatasetSource(IndexedSource):
 
     def column(self, field: str | int) -> NDArray[Any]:
         return self._source.column(field)
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        return self._source.labels(field)
 
     @property
     def rows(self) -> Rows | None:

@@ -1,15 +1,24 @@
-"""``InFiles``: a source whose examples are parts of files, local or at URLs."""
+"""Sources whose examples are parts of files: ``InFiles``, and ``RangedFiles`` at URLs, too."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stoker.basics.fingerprint import Fingerprint, of_file
-from stoker.sources.files import FileVersion
+from stoker.sources.files import FileVersion, PartialFile, for_each
 from stoker.sources.origin import IndexedSource
+from stoker.sources.patterns import Paths, describe_paths, find_files, has_urls
+from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.remote.source import ReadsRanges
+from stoker.sources.remote.storage import RemoteOptions
+
+T = TypeVar("T")
+
+# More than cores: they wait for a disk.
+_THREADS = 8
 
 
 class VersionedFile(Protocol):
@@ -79,6 +88,40 @@ class InFiles(IndexedSource):
         """Return the file's present version with the example's number; for a URL the listed one."""
         file, number, _ = self.item(index)
         return fingerprint_in(file, number)
+
+
+class RangedFiles(ReadsRanges[Any], InFiles):
+    """Parts of files that are local, or all at URLs of one file system.
+
+    At URLs a part is a range, which is read ahead; ``fetch`` of a subclass reads local ones.
+    """
+
+    def look(
+        self,
+        paths: Paths,
+        options: RemoteOptions,
+        look: Callable[[PartialFile], T],
+        *,
+        suffix: str = "",
+        show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
+    ) -> list[T]:
+        """Find the files, and return the results of ``look``, called by several threads.
+
+        Args:
+            paths: the user's, which ``given`` then tells.
+            options: how files at URLs are listed and read; ``access`` then has them.
+            suffix: of the files below a folder that are meant, where folders are taken.
+            show: as in ``for_each``.
+        """
+        self.access = access_to(paths, options) if has_urls(paths, self.caller) else None
+        if self.access is not None:
+            found = find_urls(paths, self.access, suffix)
+        else:
+            found = find_files(paths, self.caller, suffix)
+        self.given = describe_paths(paths)
+        if self.access is not None:
+            return self.access.for_each(found, look, show)
+        return for_each(found, lambda path: look(PartialFile.at(path)), _THREADS, show)
 
 
 def fingerprint_in(file: VersionedFile, number: int, suffix: str = "") -> Fingerprint:

@@ -6,19 +6,14 @@ follow it in the chain, and apply to that part only (``OfPart``).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics import pytree
-from stoker.basics.buffers import Allocator, Recycler
-from stoker.basics.fingerprint import Fingerprint
 from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
 from stoker.schedule.batch_plan import PlannedDeal
@@ -34,8 +29,8 @@ from stoker.schedule.orders.order import Order
 from stoker.schedule.progress import Pace
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, SourceOver
-from stoker.sources.source import Indices, Reader, Rows
+from stoker.sources.origin import IndexedSource
+from stoker.sources.over import SourceOver
 from stoker.stats import PartStats
 
 # Epochs whose weights are asked for to know what came before another: 50 ms each.
@@ -114,25 +109,8 @@ class MixtureSource(SourceOver):
             return f"mix({len(self.parts)} parts, weights that change)"
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
 
-    @property
-    def fields(self) -> Sequence[str | int] | None:
-        """The fields that all parts are known to have, if they have the same."""
-        fields = [source.fields for source in self.sources]
-        known = [None if each is None else tuple(each) for each in fields]
-        return known[0] if all(each == known[0] for each in known) else None
-
     def count(self) -> int:
         return self.examples(Selection())
-
-    def with_current_length(self) -> MixtureSource:
-        for number, part in enumerate(self.parts, 1):
-            if part.source.with_current_length() is not part.source:
-                raise ValueError(
-                    f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, but has another number now, so the mixture's epochs "
-                    "would begin elsewhere: mix again"
-                )
-        return self
 
     def examples(self, selection: Selection) -> int:
         """Return the examples of an epoch on this rank.
@@ -308,68 +286,6 @@ class MixtureSource(SourceOver):
     def parts_count(self) -> int:
         return len(self.parts)
 
-    def fetch(self, indices: Indices) -> list[Any]:
-        return _merge_fetched(self, indices, self.sources)
-
-    def by_part(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """Sort indices by their parts, each part's as they were.
-
-        Returns each one's former place, its index in its part, and the end of each part.
-        """
-        numbers = self._numbering.parts(indices).astype(np.uint16)
-        places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
-        numbers = numbers[places]
-        own = indices[places] - self._numbering.starts[numbers]
-        ends: list[int] = numbers.searchsorted(range(len(self.parts)), "right").tolist()
-        return places, own, ends
-
-    def split_by_part(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return, for each part, the places of its examples in ``indices``, and their own
-        indices."""
-        places, own, ends = self.by_part(np.asarray(indices, np.int64))
-        spans = list(map(slice, [0, *ends], ends))
-        return [(places[span], own[span]) for span in spans]
-
-    def reader(self, selection: Selection | None = None) -> Reader | None:
-        parts = zip(self.parts, self._read_by(selection or Selection()), strict=True)
-        readers = [part.source.reader(selection and own) for part, own in parts]
-        return _MixedReader(self, readers) if any(readers) else None
-
-    @property
-    def rows(self) -> Rows | None:
-        """The rows of all parts, if they have the same form."""
-        each = [source.rows for source in self.sources]
-        known = [rows for rows in each if rows is not None]
-        forms = {_form(rows) for rows in known}
-        if len(known) < len(each) or len(forms) > 1 or None in forms:
-            return None
-        return known[0].concatenate(known[1:]) or _MixedRows(self, known)
-
-    def name_of(self, index: int) -> str:
-        return f"{self.find(index)[0]}/{super().name_of(index)}"
-
-    def identity(self) -> str | None:
-        """Return the identities of the parts, if all have one."""
-        each = [source.identity() for source in self.sources]
-        known = [identity for identity in each if identity is not None]
-        return "\0".join(["mix", *known]) if len(known) == len(each) else None
-
-    def landmarks(self) -> dict[str, str]:
-        each = [source.landmarks() for source in self.sources]
-        return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
-
-    def contents(self) -> str:
-        return "\0".join(source.identity() or source.contents() for source in self.sources)
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        """Return the fingerprint of the part's example, with the part's number in its name."""
-        number, found = self.find(index)[0], super().fingerprint(index)
-        if isinstance(found.name, bytes):
-            return found._replace(name=b"%d/%b" % (number, found.name))
-        return found._replace(name=f"{number}/{found.name}")
-
     def signature(self) -> str:
         weights = self._told_weights()
         each = [
@@ -395,93 +311,13 @@ class MixtureSource(SourceOver):
             lines.append(f"part {number}, {share:.3%}{of}: {part.described}  {extent}")
         return "\n    ".join(lines)
 
-    def _read_by(self, selection: Selection) -> list[Selection]:
+    def read_of(
+        self, selection: Selection | None
+    ) -> Iterable[tuple[IndexedSource, Selection | None]]:
         """Return the examples of each part that this rank reads, roughly in their order."""
+        if selection is None:
+            return super().read_of(None)
         each, share = [part.selection for part in self.parts], selection.share
-        if share is None or self._is_in_step(selection):  # in runs
-            return each
-        return [one.shard(share.rank, share.world, uneven=False) for one in each]
-
-
-class _MixedReader:
-    """The readers of parts; a part without one is read when it is fetched."""
-
-    def __init__(self, mixture: MixtureSource, readers: Sequence[Reader | None]) -> None:
-        self._mixture = mixture
-        self._readers = readers
-        self.requests = sum(reader.requests for reader in readers if reader is not None)
-
-    def expect(self, indices: Indices) -> None:
-        split_by_part = self._mixture.split_by_part(indices)
-        for reader, (_, own) in zip(self._readers, split_by_part, strict=True):
-            if reader is not None and len(own):
-                reader.expect(own)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        sources = self._mixture.sources
-        each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
-        return _merge_fetched(self._mixture, indices, each)
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as rest:
-            for reader in self._readers:
-                if reader is not None:
-                    rest.callback(reader.close)
-
-
-class _MixedRows(Rows):
-    """Gathers the rows of each part into their places in a batch."""
-
-    def __init__(self, mixture: MixtureSource, rows: Sequence[Rows]) -> None:
-        self._mixture = mixture
-        self._rows = rows
-        self._recycler = Recycler()
-        self.releases_gil = all(each.releases_gil for each in rows)
-
-    def allocate(self, rows: int, recycler: Allocator) -> Any:
-        return self._rows[0].allocate(rows, recycler)
-
-    def split(self, batch: Any, rows: int) -> list[Any]:
-        return self._rows[0].split(batch, rows)
-
-    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
-        places, own, ends = self._mixture.by_part(indices)
-        gathered, begin = self._rows[0].allocate(len(own), self._recycler), 0
-        for rows, end in zip(self._rows, ends, strict=True):
-            if end - begin == len(own):
-                return rows.gather(own, batch, start)
-            if end > begin:
-                rows.gather(own[begin:end], gathered, begin)
-            begin = end
-        back = np.empty_like(places)
-        back[places] = np.arange(len(places))
-        stop = start + len(indices)
-        for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
-            found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
-
-
-def _merge_fetched(
-    mixture: MixtureSource, indices: Indices, readers: Sequence[Reader | IndexedSource]
-) -> list[Any]:
-    """Fetch examples from each part's reader, and return them in the order of their indices."""
-    if len(indices) == 1:
-        number, own_index = mixture.find(int(indices[0]))
-        return readers[number].fetch([own_index])
-    examples: list[Any] = [None] * len(indices)
-    for reader, (at, own) in zip(readers, mixture.split_by_part(indices), strict=True):
-        if len(own):
-            for place, example in zip(at.tolist(), reader.fetch(own), strict=True):
-                examples[place] = example
-    return examples
-
-
-def _form(rows: Rows) -> str | None:
-    """Return a batch's form: structure, dtypes, shapes of rows.
-
-    None if any leaf of a batch is not an array.
-    """
-    batch = rows.allocate(1, Recycler())
-    if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
-        return None
-    leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
-    return repr((pytree.structure(batch), leaves))
+        if share is not None and not self._is_in_step(selection):  # else in runs
+            each = [one.shard(share.rank, share.world, uneven=False) for one in each]
+        return zip(self.sources, each, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,12 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
-from stoker.schedule.dealing import RankOrder
-from stoker.schedule.orders.order import Places
-from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, SourceOver
+from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Indices, Reader, Rows
-from stoker.stats import PartStats
 
 
-class NumberedSource(SourceOver):
+class NumberedSource(IndexedSource):
     """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
@@ -28,20 +25,14 @@ class NumberedSource(SourceOver):
     """
 
     def __init__(self, within: IndexedSource, field: str) -> None:
-        super().__init__([within])
         self.within, self.field = within, field
-        self.has_own_order = within.has_own_order
-        self.may_grow = within.may_grow
-        self.prefers_blocks = within.prefers_blocks
-        self.takes_many = within.takes_many
+
+    def __len__(self) -> int:
+        return len(self.within)
 
     @property
     def name(self) -> str:
-        return f"{self.within.name}.numbered({self.field!r})"
-
-    @property
-    def is_numbered(self) -> bool:
-        return self.within.is_numbered
+        return f"{self.within.name}.with_index({self.field!r})"
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -57,23 +48,8 @@ class NumberedSource(SourceOver):
         assert isinstance(within, IndexedSource)
         return self if within is self.within else NumberedSource(within, self.field)
 
-    def examples(self, selection: Selection) -> int:
-        return self.within.examples(selection)
-
-    def count(self) -> int:
-        return self.within.count()
-
-    def check_state(self, chain: Any) -> None:
-        self.within.check_state(chain)
-
-    def check_leg(self, selection: Selection) -> None:
-        self.within.check_leg(selection)
-
     def signature(self) -> str:
         return f"{self.within.signature()} numbered {self.field!r}"
-
-    def extent(self) -> str:
-        return self.within.extent()
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.add_numbers(self.within.fetch(indices), indices)
@@ -102,56 +78,25 @@ class NumberedSource(SourceOver):
         within = self.within.identity()
         return None if within is None else f"{within}\0numbered {self.field}"
 
-    def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
-        return self.within.drawn_before(selection, epoch)
-
-    def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
-        self.within.note_drawn(selection, epoch, drawn)
-
-    def landmarks(self) -> dict[str, str]:
-        return self.within.landmarks()
-
-    def contents(self) -> str:
-        return self.within.contents()
-
     def reader(self, selection: Selection | None = None) -> Reader | None:
         reader = self.within.reader(selection)
         return None if reader is None else _NumberedReader(self, reader)
-
-    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
-        return self.within.order(selection, seed, epoch, group)
-
-    @property
-    def parts_count(self) -> int:
-        return self.within.parts_count
-
-    def places(self, selection: Selection) -> int:
-        return self.within.places(selection)
-
-    def places_of(self, numbers: range, selection: Selection, epoch: int) -> Places:
-        return self.within.places_of(numbers, selection, epoch)
-
-    def places_end(self, selection: Selection) -> int:
-        return self.within.places_end(selection)
-
-    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
-        return self.within.paces(selection, epoch)
-
-    @property
-    def changes_shares(self) -> bool:
-        return self.within.changes_shares
-
-    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
-        return self.within.part_stats(order, examples)
-
-    @property
-    def blocks(self) -> NDArray[np.int64] | None:
-        return self.within.blocks
 
     @property
     def rows(self) -> Rows | None:
         rows = self.within.rows
         return None if rows is None else _NumberedRows(rows, self.field)
+
+
+# What its order follows from, and what is known of the examples: numbers change nothing of it.
+for _name in (
+    *("has_own_order", "may_grow", "prefers_blocks", "takes_many", "blocks", "count", "examples"),
+    *("order", "places", "places_of", "places_end", "paces", "part_stats", "parts_count"),
+    *("changes_shares", "drawn_before", "note_drawn", "check_leg", "check_state"),
+    *("is_numbered", "landmarks", "contents", "extent", "runs_user_code", "user_objects"),
+    *("path", "local_path", "name_of", "fingerprint", "column", "labels", "attribute"),
+):
+    setattr(NumberedSource, _name, property(attrgetter(f"within.{_name}")))
 
 
 class _NumberedReader:

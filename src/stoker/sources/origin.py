@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, landmark, rows_digest, spread
+from stoker.basics.fingerprint import landmark, rows_digest, spread
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
 from stoker.schedule.dealing import RankOrder
-from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.order import Places
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
@@ -266,55 +265,6 @@ class IndexedSource(Source[Any], SourceBase):
         if name == "class_names" and self.class_names is not None:
             return self.class_names
         return super().attribute(name)
-
-
-class SourceOver(IndexedSource):
-    """A source over others, whose examples follow each other; each is asked for its own.
-
-    Attributes:
-        sources: the others.
-    """
-
-    def __init__(self, sources: Sequence[IndexedSource]) -> None:
-        self.sources = tuple(sources)
-        self.runs_user_code = any(source.runs_user_code for source in sources)
-        self._numbering = Numbering([len(source) for source in sources])
-
-    def __len__(self) -> int:
-        return self._numbering.total
-
-    def find(self, index: int) -> tuple[int, int]:
-        """Return the number of an example's source, and its index there."""
-        return self._numbering.find(index)
-
-    def path(self, index: int) -> str | None:
-        number, own = self.find(index)
-        return self.sources[number].path(own)
-
-    def local_path(self, index: int) -> str | None:
-        number, own = self.find(index)
-        return self.sources[number].local_path(own)
-
-    def name_of(self, index: int) -> str:
-        number, own = self.find(index)
-        return self.sources[number].name_of(own)
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        number, own = self.find(index)
-        return self.sources[number].fingerprint(own)
-
-    def column(self, field: str | int) -> NDArray[Any]:
-        return np.concatenate([source.column(field) for source in self.sources])
-
-    def user_objects(self) -> list[UserObject]:
-        return [each for source in self.sources for each in source.user_objects()]
-
-    def attribute(self, name: str) -> Any:
-        """Return an attribute of the sources, if it is the same in all."""
-        each = [source.attribute(name) for source in self.sources]
-        if any(one != each[0] for one in each):
-            raise AttributeError(f"the parts of the mixture differ in their {name}")
-        return each[0]
 
 
 def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:

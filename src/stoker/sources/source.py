@@ -145,8 +145,18 @@ class Source(ABC, Generic[T_co]):
         """
         raise TypeError(
             f"{self.name} does not read one field of all examples: give the numbers as an array "
-            "(pipeline.measure(fn) makes one)"
+            "(pipeline.sizes(fn) makes one)"
         )
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the label of each example, shape ``[n]``, without reading the examples.
+
+        ``field``: the one that has them; None: the source's own, as the classes of a folder are.
+        Raises TypeError if it has none, or if reading one field would be slow.
+        """
+        if field is None:
+            raise TypeError(f"{self.name} has no labels of its own: name the field that has them")
+        return self.column(field)
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
         """Open a reader for one epoch; None if reading ahead would not help.

@@ -49,9 +49,9 @@ class _LineSource(InFiles):
     _keeps_blank: bool
     _files: Sequence[LineIndex]
 
-    def __init__(self, files: Paths) -> None:
-        self.given = describe_paths(files)
-        found = find_files(files, self.caller)
+    def __init__(self, paths: Paths) -> None:
+        self.given = describe_paths(paths)
+        found = find_files(paths, self.caller)
         self._files = [index_lines(path, keep_blank=self._keeps_blank) for path in found]
         self._lines = Numbering([len(file.ends) for file in self._files])
         if not self._lines.total:

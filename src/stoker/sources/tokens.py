@@ -19,11 +19,9 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, PartialFile
-from stoker.sources.in_files import FileItem, InFiles
-from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
-from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.in_files import FileItem, RangedFiles
+from stoker.sources.patterns import Paths, split_query
 from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.source import Indices, Rows
 
@@ -71,15 +69,16 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(InFiles, Rows):
+class TokenSource(RangedFiles, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
     window's place follows from its number alone.
 
     Args:
-        files: paths or patterns of raw files, which need ``dtype``, and of one-dimensional
+        paths: paths, URLs or patterns of raw files, which need ``dtype``, and of one-dimensional
             ``.npy`` files, which have theirs.
+        options: how URLs are listed and read.
         length, stride: in tokens; ``stride`` is ``length`` where it is None.
         dtype: of the tokens in raw files.
         separator: the token that ends a document.
@@ -89,6 +88,7 @@ class TokenSource(InFiles, Rows):
         ValueError: a file's size is not a whole number of tokens, no file is as long as a window,
         or a number is out of range.
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
+        RemoteError, ImportError: as in ``FilesSource``; also for a server that does not send parts.
     """
 
     caller = "from_tokens"
@@ -96,7 +96,8 @@ class TokenSource(InFiles, Rows):
 
     def __init__(
         self,
-        files: Paths,
+        paths: Paths,
+        options: RemoteOptions,
         length: int,
         stride: int | None = None,
         dtype: DTypeLike | None = None,
@@ -111,8 +112,7 @@ class TokenSource(InFiles, Rows):
         if separator is not None and not is_whole_number(separator):
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
-        self._files = self._find(files, dtype)
-        self.given = describe_paths(files)
+        self._files = self.look(paths, options, lambda file: token_file(file, dtype))
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._windows = Numbering(counts)
         if not self._windows.total:
@@ -133,12 +133,15 @@ class TokenSource(InFiles, Rows):
 
     @property
     def rows(self) -> Rows | None:
-        return self
+        """This source; None at URLs, where single windows are read ahead."""
+        return self if self.access is None else None
 
     def __len__(self) -> int:
         return self._windows.total
 
     def fetch(self, indices: Indices) -> list[Any]:
+        if self.access is not None:
+            return super().fetch(indices)
         batch = self.allocate(len(indices), Recycler())
         self.gather(np.asarray(indices, np.int64), batch, 0)
         return [self._kind(*(array[row] for array in batch)) for row in range(len(indices))]
@@ -183,12 +186,30 @@ class TokenSource(InFiles, Rows):
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         rows = slice(start, start + len(indices))
         inputs, targets = batch.inputs[rows], batch.targets[rows]
-        files, windows = self._windows.find_many(indices)
-        self._read(files, windows * self._stride, inputs, targets)
+        which, windows = self._windows.find_many(indices)
+        starts = self._begins[which] + windows * self._stride * self._item_bytes[which]
+        done = self._read_natively(which.tolist(), starts, inputs, targets)
+        for number in dict.fromkeys(which[done:].tolist()):
+            there = which == number
+            there[:done] = False
+            path, version, dtype, _, _ = self._files[number]
+            found = np.empty((np.count_nonzero(there), self._length + 1), dtype)
+            out = found.view(np.uint8).reshape(-1).data
+            file = self._opened.open(path, version)
+            file.read_parts(starts[there].tolist(), out, found[0].nbytes)
+            of_file = slice(None) if there.all() else there
+            inputs[of_file] = found[:, :-1]
+            targets[of_file] = found[:, 1:]
         self._separate(batch, rows)
 
-    def _window(self, tokens: NDArray[Any]) -> Any:
-        """Return the example made of these tokens."""
+    def locate(self, index: int) -> RemoteFile:
+        file, token = self._locate(index)
+        nbytes = (self._length + 1) * file.dtype.itemsize
+        start = file.start + token * file.dtype.itemsize
+        return RemoteFile(file.path, nbytes, start, *file.version[:2])
+
+    def example(self, index: int, data: bytes) -> Any:
+        tokens = np.frombuffer(data, self._locate(index)[0].dtype)
         batch = self.allocate(1, Recycler())
         batch.inputs[0], batch.targets[0] = tokens[:-1], tokens[1:]
         self._separate(batch, slice(0, 1))
@@ -203,13 +224,10 @@ class TokenSource(InFiles, Rows):
             documents[:, 0] = 0
             np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
 
-    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        paths = find_files(files, self.caller)
-        return [token_file(PartialFile.at(path), dtype) for path in paths]
-
     def _begin_reading(self) -> None:
         self._opened = OpenFiles()
         self._begins = np.array([file.start for file in self._files], np.int64)
+        self._item_bytes = np.array([file.dtype.itemsize for file in self._files], np.int64)
         kinds = {file.dtype for file in self._files}
         (dtype,) = kinds if len(kinds) == 1 else (None,)
         self._dtype = dtype if dtype is not None and dtype.isnative else None
@@ -217,67 +235,26 @@ class TokenSource(InFiles, Rows):
         self._at_once = _WINDOWS if stay_open else _WINDOWS_OF_MANY_FILES
         # NumPy's many short reads release the GIL, too, but each then waits for other threads to
         # give it back; so does opening very many files again and again.
-        self.releases_gil = self._is_native and stay_open
+        self.releases_gil = stay_open and self._dtype is not None and _of_library() is not None
 
-    @property
-    def _is_native(self) -> bool:
-        return self._dtype is not None and _of_library() is not None
-
-    def _read(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
-    ) -> None:
-        """Fill rows with windows: for each, the number of its file and its first token.
-
-        ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
-        has changed or is too short; OSError.
-        """
-        done = self._read_widened(files, tokens, inputs, targets) if self._is_native else 0
-        if done < len(files):
-            self._read_and_widen(files[done:], tokens[done:], inputs[done:], targets[done:])
-
-    def _read_widened(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
+    def _read_natively(
+        self, files: list[int], starts: NDArray[np.int64], inputs: Any, targets: Any
     ) -> int:
-        """Read with the library; return the number of windows read."""
+        """Read windows with the library, from these bytes of these files on; return how many.
+
+        ``inputs`` and ``targets`` are C-ordered, ``int64 [windows, length]``.
+        """
         read_windows, dtype = _of_library(), self._dtype
-        assert read_windows is not None
-        assert dtype is not None
-        starts = self._begins[files] + tokens * dtype.itemsize
+        if read_windows is None or dtype is None:
+            return 0
         for at in range(0, len(files), self._at_once):
             part = slice(at, at + self._at_once)
-            numbers = files[part].tolist()
-            opened = {n: self._opened.open(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
-            descriptors = np.array([opened[n].descriptor for n in numbers], np.int32)
+            opened = {n: self._opened.open(*self._files[n][:2]) for n in dict.fromkeys(files[part])}
+            descriptors = np.array([opened[n].descriptor for n in files[part]], np.int32)
             done = read_windows(descriptors, starts[part], dtype, inputs[part], targets[part])
-            if done < len(numbers):
+            if done < len(descriptors):
                 return at + done
         return len(files)
-
-    def _read_and_widen(
-        self,
-        files: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        inputs: NDArray[np.int64],
-        targets: NDArray[np.int64],
-    ) -> None:
-        for number in dict.fromkeys(files.tolist()):
-            path, version, dtype, begins, _ = self._files[number]
-            there = files == number
-            starts = (begins + tokens[there] * dtype.itemsize).tolist()
-            found = np.empty((len(starts), inputs.shape[1] + 1), dtype)
-            file = self._opened.open(path, version)
-            file.read_parts(starts, found.view(np.uint8).reshape(-1).data, found[0].nbytes)
-            of_file = slice(None) if len(starts) == len(files) else there
-            inputs[of_file] = found[:, :-1]
-            targets[of_file] = found[:, 1:]
 
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
@@ -359,44 +336,3 @@ def _of_library() -> Callable[..., int] | None:
     """Return a function of the library; None without the library, or if it is older than 0.2."""
     found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found
-
-
-class RemoteTokenSource(ReadsRanges[Any], TokenSource):
-    """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
-
-    Args:
-        options: how they are listed and read.
-
-    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
-    parts of files.
-    """
-
-    def __init__(
-        self,
-        files: Paths,
-        options: RemoteOptions,
-        length: int,
-        stride: int | None = None,
-        dtype: DTypeLike | None = None,
-        separator: int | None = None,
-    ) -> None:
-        self.access = access_to(files, options)
-        super().__init__(files, length, stride, dtype, separator)
-
-    @property
-    def rows(self) -> Rows | None:
-        """None: single windows are read ahead."""
-        return None
-
-    def locate(self, index: int) -> RemoteFile:
-        file, token = self._locate(index)
-        nbytes = (self._length + 1) * file.dtype.itemsize
-        start = file.start + token * file.dtype.itemsize
-        return RemoteFile(file.path, nbytes, start, *file.version[:2])
-
-    def example(self, index: int, data: bytes) -> Any:
-        return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
-
-    def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        urls = find_urls(files, self.access)
-        return self.access.for_each(urls, lambda file: token_file(file, dtype))

@@ -20,15 +20,22 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import Places
-from stoker.sources.origin import IndexedSource
+from stoker.sources.origin import IndexedSource, check_fields
 
 # Rows of an order that are searched at once: 0.5 MB. Chosen, not measured.
 _SEARCHED = 1 << 16
 
 
-def key_of(chain: Chain, number: Any) -> str:
+def name_of(chain: Chain, number: Any) -> str:
     """Return the name of an example. Raises TypeError or ValueError where there is none."""
-    return _indexed(chain, "key").name_of(_number(chain, number, "key"))
+    return _indexed(chain, "name_of").name_of(_number(chain, number, "name_of"))
+
+
+def labels_of(chain: Chain, field: Any) -> NDArray[Any]:
+    """Return the label of each example. Raises TypeError or ValueError where there are none."""
+    source = _indexed(chain, "labels")
+    check_fields(source, field)
+    return source.labels(field)
 
 
 def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:

@@ -29,13 +29,13 @@ class CsvSource(TableSource):
         TypeError: wrong kinds of arguments.
     """
 
-    def __init__(self, files: Paths, columns: Sequence[str] | None, delimiter: str) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None, delimiter: str) -> None:
         self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ValueError(f"delimiter is one character, such as ';', not {delimiter!r}")
         csv = import_pyarrow("from_csv", "pyarrow.csv")
-        self._given = describe_paths(files)
-        paths = find_files(files, "from_csv")
+        self._given = describe_paths(paths)
+        paths = find_files(paths, "from_csv")
         versions = [version_of(os.stat(path)) for path in paths]
         nbytes = sum(version.size_bytes for version in versions)
         if nbytes > _MOST_SHARE * usable_memory_bytes():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.arrow.table import TableSource, numbers_in, without_views
+from stoker.sources.arrow.table import TableSource, numbers_in, values_of, without_views
 from stoker.sources.files import read_file
 from stoker.sources.source import Indices
 
@@ -70,9 +70,12 @@ class HuggingFaceSource(TableSource):
         picked: Any = self._dataset._indices  # has no public name
         if len(data if picked is None else picked) != len(self):
             return None
-        table = _with_stored_bytes(data.table.select(self._columns))
-        if table is None:
-            return None
+        table = data.table.select(self._columns)
+        for field in filter(lambda field: _is_file(field.type), table.schema):
+            column = table.column(field.name)
+            if column.null_count or any(each.field("bytes").null_count for each in column.chunks):
+                return None
+        table = _with_bytes(table, self._folder)
         return GroupedRows.of(table, None if picked is None else picked.table)
 
     def __len__(self) -> int:
@@ -87,6 +90,16 @@ class HuggingFaceSource(TableSource):
     def column(self, field: str | int) -> NDArray[Any]:
         table = self._dataset.select_columns([field])[:]
         return numbers_in(without_views(table).column(field), str(field))
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        """Return the labels of a column, by default of the only ``ClassLabel``."""
+        if field is None:
+            named = self._class_columns()
+            if len(named) != 1:
+                return super().labels(None)
+            field = named[0]
+        table = self._dataset.select_columns([field])[:]
+        return values_of(without_views(table).column(field), str(field))
 
     def extent(self) -> str:
         data = getattr(self._dataset, "data", None)
@@ -104,14 +117,17 @@ class HuggingFaceSource(TableSource):
     @property
     def class_names(self) -> Sequence[str]:
         """The names of its classes. Raises AttributeError unless one column is a ``ClassLabel``."""
-        features = [self._dataset.features[column] for column in self._columns]
-        named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
+        named = self._class_columns()
         if len(named) != 1:
             raise AttributeError(
                 f"class_names needs one column of kind ClassLabel, but {self.name} has "
                 f"{len(named)} of the kind ClassLabel"
             )
-        return list(named[0])
+        return list(self._dataset.features[named[0]].names)
+
+    def _class_columns(self) -> list[str]:
+        features = self._dataset.features
+        return [name for name in self._columns if type(features[name]).__name__ == "ClassLabel"]
 
 
 def _check_kind(dataset: Any) -> None:
@@ -137,20 +153,6 @@ def _check_kind(dataset: Any) -> None:
         )
 
 
-def _with_stored_bytes(table: Any) -> Any:
-    """Return a table with the bytes of files for their paths; None if some are not in the table."""
-    import pyarrow as pa
-
-    for at, field in enumerate(table.schema):
-        if _is_file(field.type):
-            column = table.column(at)
-            data = [chunk.field("bytes") for chunk in column.chunks]
-            if column.null_count or any(each.null_count for each in data):
-                return None
-            table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
-    return without_views(table)
-
-
 def _is_file(kind: Any) -> bool:
     """True if a feature is stored as a file: an Image, an Audio, a Video."""
     import pyarrow as pa
@@ -159,19 +161,22 @@ def _is_file(kind: Any) -> bool:
 
 
 def _with_bytes(table: Any, folder: str) -> Any:
-    """Return the table with the files' bytes in place of their paths."""
+    """Return the table with the files' bytes in place of their paths, and text for views."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
-        if not _is_file(field.type):
-            continue
-        column = table.column(at).combine_chunks()
-        data = column.field("bytes")
-        if data.null_count:
-            rows = zip(data.to_pylist(), column.field("path").to_pylist(), strict=True)
-            data = pa.array([_read(*row, folder) for row in rows], pa.large_binary())
-        table = table.set_column(at, field.name, data)
-    return table
+        if _is_file(field.type):
+            chunks = []
+            for chunk in table.column(at).chunks:
+                data = chunk.field("bytes")
+                if data.null_count:
+                    rows = zip(data.to_pylist(), chunk.field("path").to_pylist(), strict=True)
+                    data = pa.array([_read(*row, folder) for row in rows], pa.large_binary())
+                chunks.append(data)
+            if len({chunk.type for chunk in chunks}) > 1:  # some had paths
+                chunks = [chunk.cast(pa.large_binary()) for chunk in chunks]
+            table = table.set_column(at, field.name, pa.chunked_array(chunks))
+    return without_views(table)
 
 
 def _read(data: bytes | None, path: str | None, folder: str) -> bytes | None:

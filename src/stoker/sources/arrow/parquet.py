@@ -24,16 +24,14 @@ from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
+from stoker.sources.arrow.table import import_pyarrow, numbers_in, values_of, without_views_in
 from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
-from stoker.sources.in_files import FileItem, InFiles
-from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.in_files import FileItem, RangedFiles
+from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import BlockReader, RemoteFile
-from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
-from stoker.sources.source import Indices, Rows
+from stoker.sources.source import Indices, Reader, Rows
 
 # Of usable memory. bench/results/records.json, row "disk: parquet": where row groups stay, later
 # epochs are 100 times as fast as the first.
@@ -98,17 +96,19 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(InFiles):
+class ParquetSource(RangedFiles):
     """The rows of Parquet files, as dicts by column.
 
-    A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
-    quarter of the memory that was free when the source was made.
+    A row is read with its whole row group: at URLs as one range, from its first wanted column to
+    its last. Each reading process keeps decoded groups, in up to a quarter of the memory that was
+    free when the source was made.
 
     Attributes:
         held: the kept groups.
 
     Args:
-        paths: files, patterns, or folders of files ``*.parquet``.
+        paths: files, URLs, patterns, or folders of files ``*.parquet``.
+        options: how URLs are listed and read.
         columns: the columns to read; None: all.
 
     Raises:
@@ -117,15 +117,17 @@ class ParquetSource(InFiles):
         ValueError: a file is not a Parquet file, no type holds a column of all files, there is no
             such column, or there are no rows.
         TypeError: wrong kinds of arguments.
+        RemoteError: as in ``FilesSource``; also for a server that does not send parts of files.
     """
 
     caller = "from_parquet"
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, paths: Paths, options: RemoteOptions, columns: Sequence[str] | None = None
+    ) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
         _parquet()
-        self.given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -134,7 +136,10 @@ class ParquetSource(InFiles):
         schemas: dict[Any, str] = {}  # each with the first file that has it
         nulls: set[str] = set()
         self._opened = _OpenFiles()
-        for path, version, metadata in self._look(paths):
+        # At URLs the footers of all files, which would take requests to read again.
+        self._metadata: dict[str, Any] = {}
+        found = self.look(paths, options, self._look_at, suffix=".parquet")
+        for path, version, metadata in found:
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
                 continue
@@ -146,7 +151,10 @@ class ParquetSource(InFiles):
                 counts.append(rows)
                 self._nbytes += nbytes
             self._files.append(_File(path, version))
-            self._opened.add(path, metadata)
+            if self.access is None:
+                self._opened.add(path, metadata)
+            else:
+                self._metadata[path] = metadata
             file_rows.append(metadata.num_rows)
         if not schemas:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
@@ -162,6 +170,7 @@ class ParquetSource(InFiles):
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._has_warned = False
+        self._spans = self._ranges()
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -177,19 +186,41 @@ class ParquetSource(InFiles):
 
     @property
     def rows(self) -> Rows | None:
-        return self._group_rows(self._read) if self._read_columns.are_stacked else None
+        """The rows of local files; None at URLs, where row groups are read ahead."""
+        is_gathered = self.access is None and self._read_columns.are_stacked
+        return self._group_rows(self._read) if is_gathered else None
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        if self.access is None:
+            return None
+        ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
+        return BlockReader(self, self.access.reader(self), ahead_bytes)
 
     def fetch(self, indices: Indices) -> list[Any]:
+        if self.access is not None:
+            return super().fetch(indices)
         return self.examples_of(indices, self._read)
 
     def column(self, field: str | int) -> NDArray[Any]:
-        """Read one column of all files: nothing else is read."""
+        return np.concatenate([numbers_in(each, str(field)) for each in self._column(field)])
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        if field is None:
+            return super().labels(field)
+        return np.concatenate([values_of(each, str(field)) for each in self._column(field)])
+
+    def _column(self, field: str | int) -> list[Any]:
+        """Read one column of all local files; a range has all columns of a row group."""
+        if self.access is not None:
+            raise TypeError(
+                f"{self.name} cannot read one column of all files: give its numbers as an array"
+            )
         parts = []
         for path, _ in self._files:
-            with self._open(path) as file:
+            with _parquet().ParquetFile(path) as file:
                 found = self._declared(file.read(columns=[field], use_threads=False), [field])
-            parts.append(numbers_in(found.column(field), str(field)))
-        return np.concatenate(parts)
+            parts.append(found.column(field))
+        return parts
 
     def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
         """Return the numbers of the row groups that contain these rows."""
@@ -199,11 +230,6 @@ class ParquetSource(InFiles):
         """Return rows; ``read`` returns the table of a row group that is not held."""
         return self._group_rows(read).examples(indices)
 
-    @property
-    def row_groups(self) -> int:
-        """The number of all row groups, which are numbered through all files."""
-        return len(self._groups)
-
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return this source with other columns. Raises ValueError if one is missing."""
         twin = copy.copy(self)
@@ -211,26 +237,44 @@ class ParquetSource(InFiles):
         for path, _ in self._files:
             schemas.setdefault(self._metadata_of(path).schema.to_arrow_schema(), path)
         twin._schema, twin._columns = _unified(schemas, names), list(names)
+        twin._spans = twin._ranges()
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:
         """Yield the tables of row groups, read from the files again."""
-        return map(self._read, groups)
+        if self.access is None:
+            yield from map(self._read, groups)
+            return
+        with contextlib.closing(self.access.reader(self)) as reader:
+            for start in range(0, len(groups), reader.requests):
+                some = groups[start : start + reader.requests]
+                reader.expect(some)
+                for group in some:
+                    yield from reader.fetch([group])
 
-    def statistics(self, group: int) -> dict[str, Any]:
-        """Return the statistics of a row group's columns, as far as the file has them."""
-        number, within = self._groups[group]
-        about = self._metadata_of(self._files[number].path).row_group(within)
-        found: dict[str, Any] = {}
-        for column in map(about.column, range(about.num_columns)):
-            name = column.path_in_schema  # of two columns, if one is "a.b" and another a struct "a"
-            is_known = column.is_stats_set and name not in found
-            found[name] = column.statistics if is_known else None
-        return found
+    def groups_that_may_match(self, condition: Any) -> list[int]:
+        """Return the row groups that may have rows with a condition; None: all of them.
+
+        Arrow's expression is held against the statistics in the files.
+        """
+        if condition is None:
+            return list(range(len(self._groups)))
+        import pyarrow as pa
+        from pyarrow import dataset
+
+        kept: set[tuple[int, int]] = set()
+        for number, (path, _) in enumerate(self._files):
+            footer = pa.BufferOutputStream()
+            self._metadata_of(path).write_metadata_file(footer)
+            reader = pa.BufferReader(footer.getvalue())
+            fragment = dataset.ParquetFileFormat().make_fragment(reader)
+            some = fragment.subset(condition, schema=self._schema).row_groups
+            kept.update((number, group.id) for group in some)
+        return [number for number, group in enumerate(self._groups) if group in kept]
 
     def _metadata_of(self, path: str) -> Any:
-        found = self._opened.metadata(path)
-        return self._read_metadata(path) if found is None else found
+        found = self._metadata.get(path, self._opened.metadata(path))
+        return _read_metadata(path, path) if found is None else found
 
     def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:
@@ -260,23 +304,49 @@ class ParquetSource(InFiles):
         file, row = self._rows_by_file.find(index)
         return FileItem(self._files[file], row, f", row {row}")
 
-    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        """Yield each matching file, with its version and its metadata."""
-        for path in find_files(paths, self.caller, ".parquet"):
-            found = os.stat(path)
-            yield path, version_of(found), self._read_metadata(path)
+    def _look_at(self, file: PartialFile) -> tuple[str, FileVersion, Any]:
+        """Return the path of a file, its version and its metadata."""
+        given = file.path if self.access is None else file.as_file()
+        return file.path, file.version, _read_metadata(file.path, given)
 
-    def _read_metadata(self, path: str, file: Any = None) -> Any:
-        parquet = _parquet()
+    def locate(self, index: int) -> RemoteFile:
+        """Return a row group's range."""
+        start, end = self._spans[index]
+        file = self._files[self._groups[index][0]]
+        return RemoteFile(file.path, end - start, start, *file.version[:2])
+
+    def example(self, index: int, data: bytes) -> Any:
+        """Return the table of a row group."""
+        number, within = self._groups[index]
+        path, version = self._files[number]
+        first = self._spans[index][0]
+
+        def read(start: int, nbytes: int) -> bytes:
+            return data[start - first : start - first + nbytes] if start >= first else b""
+
+        part = io.BufferedReader(SeekableFile(version.size_bytes, read))
         try:
-            return parquet.read_metadata(path if file is None else file)
-        except (RemoteError, FileNotFoundError):
-            raise
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
+            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
+            table = file.read_row_group(within, columns=self._columns, use_threads=False)
+            return self._declared(table, self._columns)
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
+            raise ValueError(
+                f"{path}, row group {within}, is damaged, or the file has changed since the "
+                f"pipeline was built: {error}"
+            ) from error
 
-    def _open(self, path: str) -> Any:
-        return _parquet().ParquetFile(path)
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return the first and last byte of the wanted columns of each row group at URLs."""
+        spans = []
+        for number, within in self._groups if self.access is not None else ():
+            about = self._metadata[self._files[number].path].row_group(within)
+            chunks = [about.column(at) for at in range(about.num_columns)]
+            wanted = [c for c in chunks if columns_of(c.path_in_schema, self._columns)]
+            wanted = wanted or chunks[:1]  # of a file without these columns, only rows count
+            starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
+            ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
+            spans.append((min(starts), max(ends)))
+        return spans
 
     def _read(self, group: int) -> Any:
         number, within = self._groups[group]
@@ -322,6 +392,15 @@ class ParquetSource(InFiles):
 
 def _parquet() -> Any:
     return import_pyarrow("from_parquet", "pyarrow.parquet")
+
+
+def _read_metadata(path: str, file: Any) -> Any:
+    try:
+        return _parquet().read_metadata(file)
+    except (RemoteError, FileNotFoundError):
+        raise
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
 
 def columns_of(path: str, names: Collection[str]) -> list[str]:
@@ -409,106 +488,3 @@ def _row_groups(
             f"{sum(counts):,}"
         )
     return groups
-
-
-class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
-    """The rows of Parquet files at URLs, all of one file system.
-
-    For a row group, one range is read: from its first wanted column to its last.
-
-    Args:
-        options: how the files are listed and read.
-
-    Raises as ``ParquetSource`` does, and RemoteError, also for a server that does not send parts of
-    files.
-    """
-
-    def __init__(
-        self,
-        paths: Paths,
-        options: RemoteOptions,
-        columns: Sequence[str] | None = None,
-    ) -> None:
-        self.access = access_to(paths, options)
-        self._metadata: dict[str, Any] = {}
-        super().__init__(paths, columns)
-        self._spans = [self._span(group) for group in range(len(self._groups))]
-
-    @property
-    def rows(self) -> Rows | None:
-        """Return None: a reader reads row groups ahead."""
-        return None
-
-    def reader(self, selection: Selection | None = None) -> BlockReader:
-        """Open the file system for reading ahead."""
-        ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
-        return BlockReader(self, self.access.reader(self), ahead_bytes)
-
-    def of_columns(self, names: Sequence[str]) -> Self:
-        twin = super().of_columns(names)
-        twin._spans = [twin._span(group) for group in range(twin.row_groups)]
-        return twin
-
-    def tables(self, groups: Sequence[int]) -> Iterator[Any]:
-        """Yield the tables of row groups; as many are read at a time as requests are allowed."""
-        with contextlib.closing(self.access.reader(self)) as reader:
-            for start in range(0, len(groups), reader.requests):
-                some = groups[start : start + reader.requests]
-                reader.expect(some)
-                for group in some:
-                    yield from reader.fetch([group])
-
-    def _metadata_of(self, path: str) -> Any:
-        return self._metadata[path]
-
-    def column(self, field: str | int) -> NDArray[Any]:
-        """Refuse: a range has all columns of a row group, so one column is not cheap."""
-        raise TypeError(
-            f"{self.name} cannot read one column of all files: give its numbers as an array"
-        )
-
-    def locate(self, index: int) -> RemoteFile:
-        """Return a row group's range."""
-        start, end = self._spans[index]
-        file = self._files[self._groups[index][0]]
-        return RemoteFile(file.path, end - start, start, *file.version[:2])
-
-    def example(self, index: int, data: bytes) -> Any:
-        """Return the table of a row group."""
-        number, within = self._groups[index]
-        path, version = self._files[number]
-        first = self._spans[index][0]
-
-        def read(start: int, nbytes: int) -> bytes:
-            return data[start - first : start - first + nbytes] if start >= first else b""
-
-        part = io.BufferedReader(SeekableFile(version.size_bytes, read))
-        try:
-            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
-            table = file.read_row_group(within, columns=self._columns, use_threads=False)
-            return self._declared(table, self._columns)
-        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
-            raise ValueError(
-                f"{path}, row group {within}, is damaged, or the file has changed since the "
-                f"pipeline was built: {error}"
-            ) from error
-
-    def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        def look(file: PartialFile) -> tuple[str, FileVersion, Any]:
-            return file.path, file.version, self._read_metadata(file.path, file.as_file())
-
-        urls = find_urls(paths, self.access, ".parquet")
-        for url, version, metadata in self.access.for_each(urls, look):
-            self._metadata[url] = metadata
-            yield url, version, metadata
-
-    def _span(self, group: int) -> tuple[int, int]:
-        """Return the first and last byte of a row group's wanted columns."""
-        number, within = self._groups[group]
-        about = self._metadata[self._files[number].path].row_group(within)
-        chunks = [about.column(at) for at in range(about.num_columns)]
-        wanted = [c for c in chunks if columns_of(c.path_in_schema, self._columns)]
-        wanted = wanted or chunks[:1]  # of a file without these columns, only rows count
-        starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
-        ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
-        return min(starts), max(ends)

@@ -64,6 +64,11 @@ class TableSource(IndexedSource):
     def column(self, field: str | int) -> NDArray[Any]:
         return numbers_in(self._table.column(field), str(field))
 
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        if field is None:
+            return super().labels(field)
+        return values_of(self._table.column(field), str(field))
+
     def extent(self) -> str:
         return super().extent() + in_chunks(self._table)
 
@@ -96,6 +101,14 @@ def numbers_in(column: Any, name: str) -> NDArray[Any]:
         raise TypeError(f"column {name!r} holds {kind}: sizes are numbers, or lengths of lists")
     numbers: NDArray[Any] = column.to_numpy()
     return numbers
+
+
+def values_of(column: Any, name: str) -> NDArray[Any]:
+    """Return the numbers or texts in an Arrow column. Raises ValueError if a value is null."""
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count:,} nulls: each needs a label")
+    found: NDArray[Any] = column.to_numpy()
+    return found.astype(str) if found.dtype == object else found
 
 
 def is_table(data: object) -> bool:

@@ -6,7 +6,6 @@ read the files; it pickles with both. Open connections belong to its readers.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import itertools
 import os
@@ -19,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, of_file
-from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import (
@@ -31,8 +29,8 @@ from stoker.sources.patterns import (
     path_list,
     split_query,
 )
-from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.source import Access
+from stoker.sources.remote.reader import RemoteFile
+from stoker.sources.remote.source import Access, ReadsRanges
 from stoker.sources.remote.storage import UNKNOWN, Entries, RemoteOptions
 from stoker.sources.source import Indices
 
@@ -48,7 +46,7 @@ class File(NamedTuple):
     """The file's bytes."""
 
 
-class FilesSource(IndexedSource):
+class FilesSource(ReadsRanges[Any], IndexedSource):
     """Whole files by path or URL.
 
     Attributes:
@@ -67,7 +65,7 @@ class FilesSource(IndexedSource):
             HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is
             an example that fails; one that matches a pattern is left out, with a warning.)
         TypeError: the list contains other objects than paths.
-        RemoteError, ImportError: as in ``RemoteFolderSource``.
+        RemoteError, ImportError: as in ``FolderSource``.
     """
 
     fields = File._fields
@@ -100,16 +98,9 @@ class FilesSource(IndexedSource):
     def __len__(self) -> int:
         return len(self._files)
 
-    def reader(self, selection: Selection | None = None) -> RemoteReader | None:
-        """Open the file system for reading ahead; None for local files, as the kernel does it."""
-        return None if self.access is None else self.access.reader(self)
-
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read the files; at URLs, through a reader of its own."""
-        reader = self.reader()
-        if reader is not None:
-            with contextlib.closing(reader):
-                return reader.fetch(indices)
+        if self.access is not None:
+            return super().fetch(indices)
         paths = [self._files[i] for i in indices]
         data = read_files([os.path.join(self._below, path) for path in paths])
         return [File(*each) for each in zip(paths, data, strict=True)]

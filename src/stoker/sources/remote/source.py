@@ -32,10 +32,11 @@ class ReadsRanges(Source[T_co]):
     Its readers see it as ``Files``. Open connections belong to the readers.
 
     Attributes:
-        access: how to open the file system.
+        access: how to open the file system; None for local files, which ``fetch`` of a subclass
+            reads.
     """
 
-    access: Access
+    access: Access | None
 
     @abstractmethod
     def locate(self, index: int) -> RemoteFile:
@@ -49,13 +50,15 @@ class ReadsRanges(Source[T_co]):
         (example,) = self.fetch([index])
         return example
 
-    def reader(self, selection: Selection | None = None) -> Reader:
-        """Open the file system for reading ahead."""
-        return self.access.reader(self)
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        """Open the file system for reading ahead; None for local files, as the kernel does it."""
+        return None if self.access is None else self.access.reader(self)
 
     def fetch(self, indices: Indices) -> list[T_co]:
         """Read examples, through a reader that is opened for this call."""
-        with contextlib.closing(self.reader()) as reader:
+        reader = self.reader()
+        assert reader is not None
+        with contextlib.closing(reader):
             return reader.fetch(indices)
 
 

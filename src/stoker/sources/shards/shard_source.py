@@ -24,15 +24,11 @@ from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import (
     READ_AT_LEAST,
     OpenFiles,
-    PartialFile,
-    for_each,
     refuse_too_large,
 )
-from stoker.sources.in_files import FileItem, InFiles, fingerprint_in
-from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.remote.files import access_to, find_urls
+from stoker.sources.in_files import FileItem, RangedFiles, fingerprint_in
+from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
-from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header, unzip
 from stoker.sources.shards.index import ShardIndex, index_of, show_progress
@@ -60,18 +56,19 @@ a reader behind another still finds them."""
 AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
 """Of runs that are read ahead of their use: two windows, the one that is used and the next. 32
 MiB."""
-# More than cores: they wait for a disk.
-_THREADS = 8
-
 Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
 
 
-class ShardSource(InFiles):
+class ShardSource(RangedFiles):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
+    At URLs runs of neighbours are read if an epoch's order keeps these together, else single
+    examples.
+
     Args:
-        shards: paths or patterns.
+        paths: paths, URLs or patterns.
+        options: how URLs are listed and read.
         fields: the fields to read; None: all fields of an example.
         is_strict: whether a damaged shard is refused at once. Otherwise only its incomplete
             examples fail.
@@ -81,16 +78,23 @@ class ShardSource(InFiles):
         ValueError: a file is not a shard, or is compressed as a whole; an example has a field
             twice; no shard has an example, or one of ``fields``; a shard is damaged.
         TypeError: wrong kinds of arguments.
+        RemoteError, ImportError: as in ``FilesSource``; also for a server that does not send parts.
     """
 
     caller = "from_tar"
     prefers_blocks = False
     _files: Sequence[ShardIndex]
 
-    def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        options: RemoteOptions,
+        fields: Sequence[str] | None,
+        *,
+        is_strict: bool,
+    ) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
-        self._files = self._index(shards)
-        self.given = describe_paths(shards)
+        self._files = self.look(paths, options, index_of, show=show_progress)
         self._numbering = Numbering([len(shard.keys) for shard in self._files])
         for shard in self._files:
             _tell_damage(shard, is_strict=is_strict)
@@ -102,6 +106,11 @@ class ShardSource(InFiles):
                 shown_fields = ", ".join(map(repr, there))
                 raise ValueError(f"{self.name} has no field {field!r}; it has {shown_fields}")
         self._opened = OpenFiles()
+        if self.access is not None:
+            for shard in self._files:
+                _refuse_scattered(shard)
+            self._runs = find_runs(self._files)
+            self.prefers_blocks = _FEWEST * len(self._runs.starts) <= len(self)
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -112,10 +121,14 @@ class ShardSource(InFiles):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The shards that have examples."""
+        """The shards that have examples; at URLs runs of neighbours of about a MiB."""
+        if self.access is not None:
+            return self._runs.examples.ends
         return np.setdiff1d(self._numbering.ends, [0])
 
     def fetch(self, indices: Indices) -> list[Any]:
+        if self.access is not None:
+            return super().fetch(indices)
         examples = []
         for index in indices:
             shard, number = self._locate(int(index))
@@ -126,7 +139,46 @@ class ShardSource(InFiles):
         return examples
 
     def extent(self) -> str:
-        return f"{len(self):,} examples in {len(self._files):,} shards"
+        text = f"{len(self):,} examples in {len(self._files):,} shards"
+        kept = f"; of runs up to {format_bytes(KEPT_BYTES)} are kept in memory"
+        return text if self.access is None else text + kept
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        if self.access is None:
+            return None
+        ends = self._runs.examples.ends
+        together = selection is not None and selection.goes_through(ends)
+        if not together and (selection is None or len(ends) > WINDOW):
+            return self.access.reader(self)
+        runs = ShardRuns(self._runs, self._files, self)
+        return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
+
+    def locate(self, index: int) -> RemoteFile:
+        """Return the range from the header of the example's first file to the end of its last."""
+        shard, number = self._locate(index)
+        places = shard.files_of(number).values()
+        start, _, inflated_bytes = min(places)
+        start -= HEADER_BYTES if inflated_bytes < 0 else 0
+        end = max(at + nbytes for at, nbytes, _ in places)
+        if end > shard.version.size_bytes:
+            raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
+        return RemoteFile(shard.path, end - start, start, *shard.version[:2])
+
+    def example(self, index: int, data: bytes) -> dict[str, Any]:
+        shard, number = self._locate(index)
+        files = shard.files_of(number)
+        first, size, inflated_bytes = min(files.values())
+        first -= HEADER_BYTES if inflated_bytes < 0 else 0
+        if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
+            raise ValueError(
+                f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
+                "built: build it again"
+            )
+
+        def read(start: int, nbytes: int) -> bytes:
+            return data[start - first : start - first + nbytes]
+
+        return self._make(shard, number, files, read)
 
     def settings(self) -> str:
         return f"shards {'all' if self._fields is None else list(self._fields)}"
@@ -142,10 +194,6 @@ class ShardSource(InFiles):
     def _locate(self, index: int) -> tuple[ShardIndex, int]:
         shard, number = self._numbering.find(index)
         return self._files[shard], number
-
-    def _index(self, shards: Paths) -> list[ShardIndex]:
-        paths = find_files(shards, self.caller)
-        return for_each(paths, lambda path: index_of(PartialFile.at(path)), _THREADS, show_progress)
 
     def _make(
         self, shard: ShardIndex, number: int, files: dict[str, list[int]], read: Read
@@ -209,86 +257,6 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
             "comes behind them"
         )
     warn(f"{text}: what comes behind is left out")
-
-
-class RemoteShardSource(ReadsRanges[Any], ShardSource):
-    """Shards at URLs, all of one file system.
-
-    If an epoch's order keeps neighbours together, runs of them are read, else single examples.
-
-    Args:
-        shards: URLs or patterns.
-        options: how they are listed and read.
-
-    Raises as ``ShardSource`` does, ImportError, and RemoteError, also for a server that does not
-    send parts of files.
-    """
-
-    def __init__(
-        self,
-        shards: Paths,
-        options: RemoteOptions,
-        fields: Sequence[str] | None,
-        *,
-        is_strict: bool,
-    ) -> None:
-        self.access = access_to(shards, options)
-        super().__init__(shards, fields, is_strict=is_strict)
-        for shard in self._files:
-            _refuse_scattered(shard)
-        self._runs = find_runs(self._files)
-        self.prefers_blocks = _FEWEST * len(self._runs.starts) <= len(self)
-
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """Runs of neighbours of about a MiB."""
-        return self._runs.examples.ends
-
-    def extent(self) -> str:
-        kept = format_bytes(KEPT_BYTES)
-        return f"{super().extent()}; of runs up to {kept} are kept in memory"
-
-    def reader(self, selection: Selection | None = None) -> Reader:
-        """Open the file system for reading ahead."""
-        ends = self._runs.examples.ends
-        together = selection is not None and selection.goes_through(ends)
-        if not together and (selection is None or len(ends) > WINDOW):
-            return self.access.reader(self)
-        runs = ShardRuns(self._runs, self._files, self)
-        return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
-
-    def locate(self, index: int) -> RemoteFile:
-        """Return the range from the header of the example's first file to the end of its last."""
-        shard, number = self._locate(index)
-        places = shard.files_of(number).values()
-        start, _, inflated_bytes = min(places)
-        start -= HEADER_BYTES if inflated_bytes < 0 else 0
-        end = max(at + nbytes for at, nbytes, _ in places)
-        if end > shard.version.size_bytes:
-            raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
-        return RemoteFile(shard.path, end - start, start, *shard.version[:2])
-
-    def example(self, index: int, data: bytes) -> dict[str, Any]:
-        shard, number = self._locate(index)
-        files = shard.files_of(number)
-        first, size, inflated_bytes = min(files.values())
-        first -= HEADER_BYTES if inflated_bytes < 0 else 0
-        if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
-            raise ValueError(
-                f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
-                "built: build it again"
-            )
-
-        def read(start: int, nbytes: int) -> bytes:
-            return data[start - first : start - first + nbytes]
-
-        return self._make(shard, number, files, read)
-
-    def name_of(self, index: int) -> str:
-        return str(self.path(index))
-
-    def _index(self, shards: Paths) -> list[ShardIndex]:
-        return self.access.for_each(find_urls(shards, self.access), index_of, show_progress)
 
 
 def _refuse_scattered(shard: ShardIndex) -> None:

@@ -17,7 +17,7 @@ from stoker.schedule import rng
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import IndexedSource, SourceBase
+from stoker.sources.origin import IndexedSource, SourceBase, check_fields
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
@@ -92,7 +92,7 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     if source.has_own_order:
         raise CombinationError(
             f".{call} chooses by a source's numbers, and a mixture has several sources: choose in "
-            f"its parts, stoker.mix({{a.{of_part or call}: 2, b: 1}})"
+            f"its parts, stoker.mix([a.{of_part or call}, b])"
         )
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
@@ -192,15 +192,62 @@ def parts_of(
 
     Raises TypeError or ValueError for wrong arguments, and for an empty part.
     """
-    source, shares = check_numbers(before, "split(...)", "select(...)"), _fractions(fractions)
+    shares = _fractions(fractions)
+    part_of = _parts(before, "split", shares, seed, stratify, groups)
+    return [_chosen_by(part_of == part) for part in range(len(shares))]
+
+
+def folds_of(
+    before: ChainView, k: Any, seed: Any, stratify: Any, groups: Any
+) -> list[tuple[Select, Select]]:
+    """Return for each of ``k`` parts the stages of all other parts together, and of itself.
+
+    The arguments, and what is raised: as for ``parts_of``.
+    """
+    if not is_whole_number(k) or k < 2:
+        raise ValueError(f".folds() takes a number of folds from 2, not {k!r}")
+    part_of = _parts(before, "folds", [1 / k] * k, seed, stratify, groups)
+    return [
+        (_chosen_by((part_of != part) & (part_of < k)), _chosen_by(part_of == part))
+        for part in range(k)
+    ]
+
+
+def sample_of(before: ChainView, n: Any, seed: Any) -> Select:
+    """Return the stage of ``n`` examples that a seed draws from what is left.
+
+    Raises TypeError or ValueError for wrong arguments.
+    """
+    source = check_numbers(before, "take(n, seed=...)", "select(...)")
+    if not is_whole_number(n) or n < 1:
+        raise ValueError(f".take() takes a whole number of examples from 1 on, not {n!r}")
+    candidates = before.selection.candidates(len(source))
+    mixed = permutation(len(candidates), _key(seed, "take"))
+    drawn = candidates.at(mixed.at(range(min(int(n), len(candidates)))))
+    return Select.of_chosen(Subset(np.sort(drawn), len(source)), len(source))
+
+
+def _chosen_by(mask: NDArray[np.bool_]) -> Select:
+    return Select.of_chosen(Subset.of_mask(mask), len(mask))
+
+
+def _key(seed: Any, method: str) -> NDArray[np.uint64]:
     if not is_whole_number(seed) or seed < 0:
-        raise ValueError(f".split() takes seed= as a whole number from 0, not {seed!r}")
+        raise ValueError(f".{method}() takes seed= as a whole number from 0, not {seed!r}")
+    return rng.key(int(seed), 0, rng.SPLIT)
+
+
+def _parts(
+    before: ChainView, method: str, shares: Sequence[float], seed: Any, stratify: Any, groups: Any
+) -> NDArray[Any]:
+    """Return the part of each example of the source, ``len(shares)`` for those left out before."""
+    source, key = check_numbers(before, f"{method}(...)", "select(...)"), _key(seed, method)
     if stratify is not None and groups is not None:
-        raise CombinationError(".split() takes stratify= or groups=: no split keeps to both")
+        raise CombinationError(f".{method}() takes stratify= or groups=: no parts keep to both")
     length = len(source)
     candidates = before.selection.candidates(length)
     count = len(candidates)
-    mixed = permutation(count, rng.key(int(seed), 0, rng.SPLIT))
+    mixed = permutation(count, key)
     if stratify is None and groups is None:
         ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
         parts = np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
@@ -214,16 +261,13 @@ def parts_of(
     for start in range(0, count, _AT_ONCE):
         some = range(start, min(start + _AT_ONCE, count))
         part_of[candidates.at(mixed.at(some))] = parts[some.start : some.stop]
-    stages = []
     for part, share in enumerate(shares):
-        chosen = Subset.of_mask(part_of == part)
-        if not len(chosen):
+        if not (part_of == part).any():
             raise ValueError(
-                f".split(): part {part + 1} of {len(shares)}, {share:.3g} of {count:,} examples, "
-                "would be empty"
+                f".{method}(): part {part + 1} of {len(shares)}, {share:.3g} of {count:,} "
+                "examples, would be empty"
             )
-        stages.append(Select.of_chosen(chosen, length))
-    return stages
+    return part_of
 
 
 def _fractions(given: Sequence[Any]) -> list[float]:
@@ -252,13 +296,17 @@ def _labels(
 ) -> NDArray[Any]:
     """Return the label of each of these examples."""
     length = len(source)
+    if isinstance(labels, (str, int)):
+        check_fields(source, labels)
+        labels = source.labels(labels)
     if callable(labels):
         return np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
     given: NDArray[Any] = np.asarray(labels)
     if given.ndim != 1 or len(given) != length:
         raise ValueError(
             f".split(): {argument}= has the shape {given.shape}, and the source has {length:,} "
-            "examples: give a label for each, by its number in the source, or fn(number, name)"
+            "examples: give a label for each, by its number in the source, or fn(number, name), or "
+            "a field"
         )
     return given[numbers]
 

@@ -51,8 +51,7 @@ class Shuffle(ChainStage):
             raise CombinationError("a loader has an order of its own: shuffle there (shuffle=True)")
         if source.has_own_order:
             raise CombinationError(
-                "shuffle each part of a mixture by itself: stoker.mix({a.shuffle(): 2, "
-                "b.shuffle(): 1})"
+                "shuffle each part of a mixture by itself: stoker.mix([a.shuffle(), b.shuffle()])"
             )
         stage = first_with(
             before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins or t.scans

@@ -80,7 +80,7 @@ class SkipFirst(Take):
         if before.source.has_own_order:
             raise CombinationError(
                 "an epoch of a mixture continues at the end of the last one: skip in its parts, "
-                f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
+                f"stoker.mix([a.skip({self.n}), b])"
             )
         return super().bind(before)
 

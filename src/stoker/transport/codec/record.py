@@ -141,7 +141,7 @@ def find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | Non
         own = _field_names(found, is_tuple=is_tuple)
         if own == list(names):
             return found
-        if is_tuple and own and own == list(names[: len(own)]):  # with fields of ``numbered()``
+        if is_tuple and own and own == list(names[: len(own)]):  # with fields of ``with_index()``
             made: type = functools.reduce(longer, names[len(own) :], found)
             return made
     return None

@@ -1,0 +1,343 @@
+"""Sources over others: their examples one after another, or paired."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+from stoker.basics.buffers import Allocator, Recycler
+from stoker.basics.fingerprint import Fingerprint
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.selection import Selection
+from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.source import Indices, Reader, Rows
+
+
+class _OverSeveral(IndexedSource):
+    """A source over others. Their lengths are those that it began with.
+
+    Attributes:
+        sources: the others.
+        kind: what tells it from a source that numbers the same examples in another way.
+    """
+
+    kind: str
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        self.sources = tuple(sources)
+        self.runs_user_code = any(source.runs_user_code for source in sources)
+
+    def with_current_length(self) -> IndexedSource:
+        for number, source in enumerate(self.sources, 1):
+            if source.with_current_length() is not source:
+                raise ValueError(
+                    f"{self.name}: part {number}, {source.name}, had {len(source):,} examples when "
+                    "the pipeline was built, but has another number now, so examples would have "
+                    "other numbers: build it again"
+                )
+        return self
+
+    def identity(self) -> str | None:
+        """Return the identities of the sources, if all have one."""
+        each = [source.identity() for source in self.sources]
+        known = [identity for identity in each if identity is not None]
+        return "\0".join([self.kind, *known]) if len(known) == len(each) else None
+
+    def landmarks(self) -> dict[str, str]:
+        each = [source.landmarks() for source in self.sources]
+        return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
+
+    def contents(self) -> str:
+        return "\0".join(source.identity() or source.contents() for source in self.sources)
+
+    def user_objects(self) -> list[UserObject]:
+        return [each for source in self.sources for each in source.user_objects()]
+
+
+class SourceOver(_OverSeveral):
+    """A source over others, whose examples follow each other; each is asked for its own."""
+
+    kind = "mix"  # mixed or joined: examples have the same numbers
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        super().__init__(sources)
+        self._numbering = Numbering([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return self._numbering.total
+
+    def find(self, index: int) -> tuple[int, int]:
+        """Return the number of an example's source, and its index there."""
+        return self._numbering.find(index)
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        """The fields that all parts are known to have, if they have the same."""
+        fields = [source.fields for source in self.sources]
+        known = [None if each is None else tuple(each) for each in fields]
+        return known[0] if all(each == known[0] for each in known) else None
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return _merge_fetched(self, indices, self.sources)
+
+    def by_part(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """Sort indices by their parts, each part's as they were.
+
+        Returns each one's former place, its index in its part, and the end of each part.
+        """
+        numbers = self._numbering.parts(indices).astype(np.uint16)
+        places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
+        numbers = numbers[places]
+        own = indices[places] - self._numbering.starts[numbers]
+        ends: list[int] = numbers.searchsorted(np.arange(len(self.sources)), "right").tolist()
+        return places, own, ends
+
+    def split_by_part(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return, for each part, the places of its examples in ``indices``, and their own
+        indices."""
+        places, own, ends = self.by_part(np.asarray(indices, np.int64))
+        spans = list(map(slice, [0, *ends], ends))
+        return [(places[span], own[span]) for span in spans]
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        readers = [source.reader(own) for source, own in self.read_of(selection)]
+        return _ReaderOver(self, readers) if any(readers) else None
+
+    def read_of(
+        self, selection: Selection | None
+    ) -> Iterable[tuple[IndexedSource, Selection | None]]:
+        """Return the examples of each source that are read, about in their order."""
+        return [(source, None) for source in self.sources]
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of all parts, if they have the same form."""
+        each = [source.rows for source in self.sources]
+        known = [rows for rows in each if rows is not None]
+        forms = {_form(rows) for rows in known}
+        if len(known) < len(each) or len(forms) > 1 or None in forms:
+            return None
+        return known[0].concatenate(known[1:]) or _RowsOver(self, known)
+
+    def name_of(self, index: int) -> str:
+        number, own = self.find(index)
+        return f"{number}/{self.sources[number].name_of(own)}"
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the fingerprint of the part's example, with the part's number in its name."""
+        number, own = self.find(index)
+        found = self.sources[number].fingerprint(own)
+        if isinstance(found.name, bytes):
+            return found._replace(name=b"%d/%b" % (number, found.name))
+        return found._replace(name=f"{number}/{found.name}")
+
+    def path(self, index: int) -> str | None:
+        number, own = self.find(index)
+        return self.sources[number].path(own)
+
+    def local_path(self, index: int) -> str | None:
+        number, own = self.find(index)
+        return self.sources[number].local_path(own)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        return np.concatenate([source.column(field) for source in self.sources])
+
+    def labels(self, field: str | int | None = None) -> NDArray[Any]:
+        return np.concatenate([source.labels(field) for source in self.sources])
+
+    def attribute(self, name: str) -> Any:
+        """Return an attribute of the sources, if it is the same in all."""
+        each = [source.attribute(name) for source in self.sources]
+        if any(one != each[0] for one in each):
+            raise AttributeError(f"the parts of {self.name} differ in their {name}")
+        return each[0]
+
+
+class ConcatSource(SourceOver):
+    """The examples of several sources, one source after another."""
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        super().__init__(sources)
+        self.prefers_blocks = all(source.prefers_blocks for source in sources)
+
+    @property
+    def name(self) -> str:
+        return f"concat({', '.join(source.name for source in self.sources)})"
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """The blocks of all parts; None if one has none."""
+        each = [source.blocks for source in self.sources]
+        found = [
+            ends + start
+            for ends, start in zip(each, self._numbering.starts, strict=True)
+            if ends is not None
+        ]
+        return np.concatenate(found) if len(found) == len(each) else None
+
+    def signature(self) -> str:
+        return f"concat of {', '.join(source.signature() for source in self.sources)}"
+
+
+class PairedSource(_OverSeveral):
+    """The examples of sources of one length, as tuples: the ones of each number together.
+
+    Raises ValueError for sources of different lengths.
+    """
+
+    kind = "zip"
+    prefers_blocks = False
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        super().__init__(sources)
+        first = sources[0]
+        for other in sources:
+            if len(other) != len(first):
+                raise ValueError(
+                    f"zip() pairs examples by number, but {first.name} has {len(first):,} and "
+                    f"{other.name} {len(other):,}"
+                )
+
+    @property
+    def name(self) -> str:
+        return f"zip({', '.join(source.name for source in self.sources)})"
+
+    @property
+    def fields(self) -> Sequence[str | int]:
+        return range(len(self.sources))
+
+    def __len__(self) -> int:
+        return len(self.sources[0])
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return list(zip(*(source.fetch(indices) for source in self.sources), strict=True))
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        readers = [source.reader(selection) for source in self.sources]
+        return _PairedReader(self.sources, readers) if any(readers) else None
+
+    def path(self, index: int) -> str | None:
+        paths = [source.path(index) for source in self.sources]
+        return " and ".join(path for path in paths if path is not None) or None
+
+    def name_of(self, index: int) -> str:
+        return self.sources[0].name_of(index)
+
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return a fingerprint that tells those of all sources."""
+        return Fingerprint(repr([tuple(source.fingerprint(index)) for source in self.sources]))
+
+    def signature(self) -> str:
+        return f"zip of {', '.join(source.signature() for source in self.sources)}"
+
+
+class _ReaderOver:
+    """The readers of parts; a part without one is read when it is fetched."""
+
+    def __init__(self, source: SourceOver, readers: Sequence[Reader | None]) -> None:
+        self._source = source
+        self._readers = readers
+        self.requests = sum(reader.requests for reader in readers if reader is not None)
+
+    def expect(self, indices: Indices) -> None:
+        split_by_part = self._source.split_by_part(indices)
+        for reader, (_, own) in zip(self._readers, split_by_part, strict=True):
+            if reader is not None and len(own):
+                reader.expect(own)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        sources = self._source.sources
+        each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
+        return _merge_fetched(self._source, indices, each)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as rest:
+            for reader in self._readers:
+                if reader is not None:
+                    rest.callback(reader.close)
+
+
+class _PairedReader:
+    """The readers of paired sources; one without a reader is read when it is fetched."""
+
+    def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
+        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
+        self._readers = [reader for reader in readers if reader is not None]
+        self.requests = max(reader.requests for reader in self._readers)
+
+    def expect(self, indices: Indices) -> None:
+        for reader in self._readers:
+            reader.expect(indices)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return list(zip(*(each.fetch(indices) for each in self._each), strict=True))
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as rest:
+            for reader in self._readers:
+                rest.callback(reader.close)
+
+
+class _RowsOver(Rows):
+    """Gathers the rows of each part into their places in a batch."""
+
+    def __init__(self, source: SourceOver, rows: Sequence[Rows]) -> None:
+        self._source = source
+        self._rows = rows
+        self._recycler = Recycler()
+        self.releases_gil = all(each.releases_gil for each in rows)
+
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
+        return self._rows[0].allocate(rows, recycler)
+
+    def split(self, batch: Any, rows: int) -> list[Any]:
+        return self._rows[0].split(batch, rows)
+
+    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
+        places, own, ends = self._source.by_part(indices)
+        gathered, begin = self._rows[0].allocate(len(own), self._recycler), 0
+        for rows, end in zip(self._rows, ends, strict=True):
+            if end - begin == len(own):
+                return rows.gather(own, batch, start)
+            if end > begin:
+                rows.gather(own[begin:end], gathered, begin)
+            begin = end
+        back = np.empty_like(places)
+        back[places] = np.arange(len(places))
+        stop = start + len(indices)
+        for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
+            found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
+
+
+def _merge_fetched(
+    source: SourceOver, indices: Indices, readers: Sequence[Reader | IndexedSource]
+) -> list[Any]:
+    """Fetch examples from each part's reader, and return them in the order of their indices."""
+    if len(indices) == 1:
+        number, own_index = source.find(int(indices[0]))
+        return readers[number].fetch([own_index])
+    examples: list[Any] = [None] * len(indices)
+    for reader, (at, own) in zip(readers, source.split_by_part(indices), strict=True):
+        if len(own):
+            for place, example in zip(at.tolist(), reader.fetch(own), strict=True):
+                examples[place] = example
+    return examples
+
+
+def _form(rows: Rows) -> str | None:
+    """Return a batch's form: structure, dtypes, shapes of rows.
+
+    None if any leaf of a batch is not an array.
+    """
+    batch = rows.allocate(1, Recycler())
+    if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
+        return None
+    leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
+    return repr((pytree.structure(batch), leaves))

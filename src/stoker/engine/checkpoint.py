@@ -77,7 +77,7 @@ class Position:
 
     Attributes:
         yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
-        parts: a node for each part of the plan that keeps one, in the order that data meets them;
+        parts: a node for each layer of the flow that keeps one, in the order that data meets them;
             None for a filter that could not drop anything. Empty if the counts say it all.
         spent: the skips by budget; ``filtered``: the number of examples that filters dropped.
         loaded: the batches of a loader that were handed out; ``loader_state``: the loader's own
@@ -118,9 +118,9 @@ class PoolSize:
 
 @dataclass
 class Bounds:
-    """The limits of the numbers that a saved node may hold at one place of a plan.
+    """The limits of the numbers that a saved node may hold at one place of a flow.
 
-    Made for the source's end of a plan; each part changes it, in the order that data meets them.
+    Made for the source's end of a flow; each layer changes it, in the order that data meets them.
 
     Attributes:
         most: the most items that pass here; ``exact``: their number, or None if unknown.

@@ -93,14 +93,14 @@ class Item(msgspec.Struct, eq=False):
 
 
 HEAD = -1
-"""The key of a loader or stream in the counters, where segments have their place in the plan."""
+"""The key of a loader or stream in the counters, where segments have their place in the flow."""
 
 
 @dataclass
 class EpochCounters:
     """The counters of a running epoch."""
 
-    names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
+    names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by layer
     spent: dict[int, list[int]] = field(default_factory=dict)  # by part: ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
@@ -371,7 +371,7 @@ class DrivenStream(PulledStream):
 
 
 class HeadStream(DrivenStream):
-    """The stream at the head of a plan: a source that is read one item after another.
+    """The stream at the head of a flow: a source that is read one item after another.
 
     The source is read when an item is taken, so at most one item is ready: one that was peeked at.
     """

@@ -7,7 +7,7 @@ Upstream numbers count inputs, downstream numbers count survivors. Whether an in
 known only once its value is computed.
 
 A ``Sift`` stands after every segment with filters, or whose failures may be skipped. The
-plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
+segment is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
 drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
 it count survivors. Random maps go on with the places of the source.
 
@@ -258,7 +258,7 @@ class FilteredStream(OrderedStream):
 
     Args:
         budgets: the skip budgets, by account.
-        part: the number of the segment before it among the parts of the plan.
+        part: the number of the segment before it among the layers of the flow.
         upstream: the stream of items.
         skip_log: records skips.
     """

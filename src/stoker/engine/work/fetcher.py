@@ -36,7 +36,7 @@ class Fetcher:
     Attributes:
         source: the pipeline's source; None where nothing is read by index.
         cache: the segment's cache.
-        at: the segment's place among the parts of the plan.
+        at: the segment's place among the layers of the flow.
         stages: how many counters of time come before those of examples; ``cache_counter``: the
             number of the cache's.
         lends: whether examples from the cache may be views of its memory.

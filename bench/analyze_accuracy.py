@@ -206,10 +206,16 @@ def script(job: Job, folder: Path, workers: int) -> list[str]:
     return [*where, "--workers", str(workers), "--device-ms", str(job.device_ms)]
 
 
-def analyzed(job: Job, disk: throttled.Disk, folder: Path, minutes: float, out: Path) -> Any:
+def analyzed(job: Job, disk: throttled.Disk, folder: Path, max_seconds: float, out: Path) -> Any:
     """Analyze a job at its one point."""
     bring(disk, folder, SHARES[0])
-    call = ["-c", "from stoker.cli import main; main()", "analyze", "--budget", str(minutes)]
+    call = [
+        "-c",
+        "from stoker.cli import main; main()",
+        "analyze",
+        "--max-seconds",
+        str(max_seconds),
+    ]
     with throttled.limited(MEMORY, disk, int(job.speeds[0] * 1e6)) as before:
         run([*before, sys.executable, *call, "--json", str(out), *script(job, folder, WORKERS[0])])
     return read_report(out)
@@ -320,7 +326,7 @@ def main() -> None:
                 folder = disk.folder / job.name
                 with tempfile.TemporaryDirectory() as home:
                     found = analyzed(
-                        job, disk, folder, 1 if quick else 4, Path(home) / "report.json"
+                        job, disk, folder, 60 if quick else 240, Path(home) / "report.json"
                     )
                 own = [point for point in points if point.job is job]
                 try:

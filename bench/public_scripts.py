@@ -131,9 +131,7 @@ def find_losses(text: str) -> list[str]:
     return sorted(f"{name.lower()} {value}" for name, value in _LOSS.findall(text))
 
 
-def measure(
-    script: dict[str, Any], budget_minutes: float, found: Path, pairs: int
-) -> dict[str, Any]:
+def measure(script: dict[str, Any], max_seconds: float, found: Path, pairs: int) -> dict[str, Any]:
     """Analyze a script, and start it as it is and with the report by turns; return a row."""
     stoker = [sys.executable, "-c", "from stoker.cli import main; main()"]
     command = script["command"]
@@ -159,7 +157,7 @@ def measure(
         row["applied"] = [(plain.stderr.strip() or "nothing told").splitlines()[-1][:300]]
         return row
     analyzed = start(
-        *stoker, "analyze", "--budget", str(budget_minutes), "--json", str(found), *command
+        *stoker, "analyze", "--max-seconds", str(max_seconds), "--json", str(found), *command
     )
     if not found.is_file():
         row["applied"] = [analyzed.stderr.strip().splitlines()[-1][:300]]
@@ -236,8 +234,8 @@ def main() -> None:
         for script in [each for each in scripts for _ in range(rounds)]:
             found = Path(folder) / "report.json"
             found.unlink(missing_ok=True)
-            budget_minutes, pairs = (0.2, 1) if arguments.quick else (1.2, _PAIRS)
-            made.add(**measure(script, budget_minutes, found, pairs))
+            max_seconds, pairs = (12, 1) if arguments.quick else (72, _PAIRS)
+            made.add(**measure(script, max_seconds, found, pairs))
             print(json.dumps(made.rows[-1]), flush=True)
 
 

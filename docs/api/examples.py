@@ -107,9 +107,9 @@ loader_of_kept = torch.utils.data.DataLoader(kept, batch_size=32, shuffle=True)
 for inputs, labels in stoker.monitor(loader):
     pass
 
-# %% stoker.serve_metrics
+# %% stoker.serve
 train = data.shuffle().batch(32)
-with stoker.serve_metrics(train, port=0) as server:
+with stoker.serve(train, port=0) as server:
     print(server.url)
 
 # %% stoker.lr_schedule

@@ -8,7 +8,7 @@ from stoker import testing as testing
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.schedules import LrSchedule, lr_schedule
-from stoker.adapters.serving import serve_metrics
+from stoker.adapters.serving import serve
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
@@ -119,7 +119,7 @@ __all__ = [
     "ProcessTrial",
     "reads_only",
     "RemoteError",
-    "serve_metrics",
+    "serve",
     "share",
     "Skip",
     "Source",

@@ -206,7 +206,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     if chain.selection.calls_user:
         raise ValueError(
             f"{what} is ordered by a function, but a part's epochs differ from those of the "
-            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
+            "mixture: give it constant weights, .sample(w), or .select()"
         )
     for stage_name in _settings(chain):
         raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")

@@ -752,7 +752,7 @@ class Pipeline(EpochApi[T]):
 
         Nothing else is read. For weights, and to count the classes.
 
-        Example: ``data.shuffle(weights=1 / np.bincount(labels)[labels])``
+        Example: ``data.sample(1 / np.bincount(labels)[labels])``
 
         Args:
             field: a column of a table, of local Parquet files, or of a Hugging Face dataset. By

@@ -160,7 +160,7 @@ def asked(url: str, path: str = "metrics") -> str:
 
 def test_prometheus_reads_what_the_endpoint_serves() -> None:
     train, val = run(rows().batch(4)), run(cached())
-    with stoker.serve_metrics({'a "b\\': train, "val": val}, port=0) as server:
+    with stoker.serve({'a "b\\': train, "val": val}, port=0) as server:
         text = asked(server.url)
     found = {
         (sample.name, sample.labels["pipeline"]): (family.type, sample.value)
@@ -172,12 +172,13 @@ def test_prometheus_reads_what_the_endpoint_serves() -> None:
             kind = "counter" if name.endswith("_total") else "gauge"
             assert found.pop((name, label)) == (kind, value)
     assert not found
+    assert all(family.documentation for family in text_string_to_metric_families(text))
 
 
 def test_the_page_shows_the_statistics_and_the_numbers() -> None:
     train = run(rows().map(lambda row: row).batch(4))
     loader = run(stoker.monitor([1, 2, 3]))
-    with stoker.serve_metrics({"<train>": train, "loader": loader}, port=0) as server:
+    with stoker.serve({"<train>": train, "loader": loader}, port=0) as server:
         page = asked(server.url, "")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             asked(server.url, "favicon.ico")
@@ -190,12 +191,12 @@ def test_the_page_shows_the_statistics_and_the_numbers() -> None:
 
 def test_the_endpoint_is_there_while_the_loop_runs_and_ends_with_close() -> None:
     train = rows(400).map(lambda row: row).echo(2, pool=16).batch(4)
-    server = stoker.serve_metrics(train, port=0)
+    server = stoker.serve(train, port=0)
     for step, _ in enumerate(train):
         if step % 50 == 0:
             assert f'stoker_steps_total{{pipeline="train"}} {float(step + 1)}' in asked(server.url)
     with pytest.raises(OSError, match="in use"):
-        stoker.serve_metrics(train, server.port)
+        stoker.serve(train, server.port)
     server.close()
     server.close()
     with pytest.raises(urllib.error.URLError):
@@ -203,7 +204,7 @@ def test_the_endpoint_is_there_while_the_loop_runs_and_ends_with_close() -> None
 
 
 def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
-    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+    with stoker.serve(rows().batch(4), port=0) as server:
         address = "127.0.0.1", server.port
         for said, status in (
             (b"POST /metrics HTTP/1.1\r\n\r\n", b"501"),
@@ -222,7 +223,7 @@ def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
 def test_who_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who says a little, and who does not take the answer; however many there are."""
     monkeypatch.setattr("stoker.adapters.metrics_server._Handler.timeout", 3600.0)
-    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+    with stoker.serve(rows().batch(4), port=0) as server:
         address = "127.0.0.1", server.port
         silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
         silent[1].sendall(b"GET /metr")
@@ -243,7 +244,7 @@ def test_who_says_nothing_is_closed(
 ) -> None:
     monkeypatch.setattr("stoker.adapters.metrics_server._Handler.timeout", 0.01)
     with (
-        stoker.serve_metrics(rows().batch(4), port=0) as server,
+        stoker.serve(rows().batch(4), port=0) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent,
     ):
         assert silent.recv(1) == b""
@@ -260,7 +261,7 @@ def test_a_source_that_fails_is_told_and_asked_again() -> None:
             return super().stats()
 
     train = Breaks(rows().batch(4).chain)
-    with stoker.serve_metrics(train, port=0) as server:
+    with stoker.serve(train, port=0) as server:
         train.works = False
         with pytest.raises(urllib.error.HTTPError, match="500") as raised:
             asked(server.url)
@@ -271,7 +272,7 @@ def test_a_source_that_fails_is_told_and_asked_again() -> None:
 
 
 def test_a_forked_child_leaves_the_endpoint_alone() -> None:
-    with stoker.serve_metrics(rows().batch(4), port=0) as server:
+    with stoker.serve(rows().batch(4), port=0) as server:
         child = os.fork()
         if child == 0:
             server.close()
@@ -294,7 +295,7 @@ def test_a_forked_child_leaves_the_endpoint_alone() -> None:
 )
 def test_wrong_arguments_of_the_endpoint(sources: Any, port: Any, what: str) -> None:
     with pytest.raises((TypeError, ValueError), match=what):
-        stoker.serve_metrics(sources, port)
+        stoker.serve(sources, port)
 
 
 def test_the_board_names_numbers_that_exist() -> None:
@@ -309,7 +310,7 @@ def test_the_board_names_numbers_that_exist() -> None:
 
 def test_an_endpoint_that_is_closed_keeps_no_pipeline() -> None:
     val = run(cached())
-    with stoker.serve_metrics({"val": val}, port=0) as server:
+    with stoker.serve({"val": val}, port=0) as server:
         asked(server.url)
     gone = weakref.ref(val)
     gc.disable()

@@ -100,12 +100,12 @@ def command_of(*arguments: str | os.PathLike[str]) -> list[str]:
 
 
 def analyze(
-    folder: Path, *arguments: str | os.PathLike[str], minutes: float = 0.25, stdin: Any = None
+    folder: Path, *arguments: str | os.PathLike[str], seconds: float = 15, stdin: Any = None
 ) -> Outcome:
     """Run ``stoker analyze`` and read its report."""
     target = folder / "report.json"
     done = subprocess.run(
-        command_of("--budget", str(minutes), "--json", target, *arguments),
+        command_of("--max-seconds", str(seconds), "--json", target, *arguments),
         capture_output=True,
         text=True,
         check=False,

@@ -39,7 +39,7 @@ def job(
     cores: int = 8,
     miss_s: float = 0.0,
     cached_fraction: float = 0.0,
-    after_s: dict[str, float] | None = None,
+    echo_after_s: float | None = None,
     name: str = "train.py:41",
     ranks: int = 1,
     step_cpu_s: float = 0.0002,
@@ -87,7 +87,7 @@ def job(
         miss_s=miss_s,
         copy_s=0.004,
         step_cpu_s=step_cpu_s,
-        after_s=after_s or {},
+        echo_after_s=echo_after_s,
     )
     now = predict(to_measured(report))
     split = Split(now.compute, now.prep_stall, now.fetch_stall)
@@ -134,7 +134,7 @@ PREP = job(
     workers=4,
     S=2_500,
     cached_fraction=0.3,
-    after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
+    echo_after_s=0.0016,
 )
 PREP = msgspec.structs.replace(
     PREP,

@@ -42,7 +42,7 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
             train(loader, 0.004, epochs=int(sys.argv[1]))
         """,
     )
-    found = analyze(tmp_path, "--html", "report.html", "train.py", "10000", minutes=0.6)
+    found = analyze(tmp_path, "--html", "report.html", "train.py", "10000", seconds=36)
     assert found.code == 0, found.errors
     assert "train.py" in (tmp_path / "report.html").read_text()
     report = found.report
@@ -203,7 +203,7 @@ def test_a_script_that_ends_early_is_started_again_with_the_same_input(tmp_path:
     )
     (tmp_path / "answers").write_text("go\n")
     with open(tmp_path / "answers") as answers:
-        found = analyze(tmp_path, "train.py", minutes=1.0, stdin=answers)
+        found = analyze(tmp_path, "train.py", seconds=60, stdin=answers)
     assert found.code == 0, found.errors
     assert found.report is not None
     assert found.report["starts"] == 2
@@ -241,10 +241,10 @@ def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failur
 
 
 @pytest.mark.full
-def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Path) -> None:
+def test_a_script_that_never_reaches_a_loader_ends_when_the_time_is_up(tmp_path: Path) -> None:
     write_script(tmp_path, "time.sleep(1000)")
     began = time.monotonic()
-    found = analyze(tmp_path, "train.py", minutes=0.1)
+    found = analyze(tmp_path, "train.py", seconds=6)
     assert found.code == 1
     assert "time for the analysis was up" in found.errors
     assert time.monotonic() - began < 60
@@ -260,7 +260,7 @@ def test_workers_that_start_in_each_epoch_are_to_be_kept(tmp_path: Path) -> None
             train(DataLoader(Sleepy(0.001, 40), 1, num_workers=1), step_s=0.012)
         """,
     )
-    found = analyze(tmp_path, "train.py", minutes=1.0)
+    found = analyze(tmp_path, "train.py", seconds=60)
     assert found.report is not None, found.errors
     assert found.report["startup_s"] > 0
     assert any("persistent_workers" in action["code"] for action in found.report["actions"])
@@ -286,7 +286,7 @@ def test_two_ranks_the_one_that_is_short_of_data_is_named(tmp_path: Path) -> Non
         """,
     )
     found = analyze(
-        tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", minutes=0.5
+        tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", seconds=30
     )
     assert found.report is not None, found.errors
     ranks = found.report["ranks"]
@@ -313,7 +313,7 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
 
         if __name__ == "__main__":
             assert sitecustomize.MARK == "of the user"
-            assert sys.argv[1:] == ["--budget", "7"]
+            assert sys.argv[1:] == ["--max-seconds", "7"]
             train(DataLoader(Sleepy(0.001), 8, num_workers=1), STEP_S)
         """,
     )
@@ -322,7 +322,9 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
     (hidden / "sitecustomize.py").write_text('MARK = "of the user"')
     target = tmp_path / "report.json"
     done = subprocess.run(
-        command_of("--budget", "0.25", "--json", target, "-m", "job.train", "--budget", "7"),
+        command_of(
+            "--max-seconds", "15", "--json", target, "-m", "job.train", "--max-seconds", "7"
+        ),
         capture_output=True,
         text=True,
         check=False,
@@ -375,7 +377,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
         """,
     )
     analysis = subprocess.Popen(
-        command_of("--budget", "5", "train.py"),
+        command_of("--max-seconds", "300", "train.py"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=tmp_path,
@@ -400,7 +402,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
         assert list(tmp_path.glob("stoker-analysis-*"))
         write_script(tmp_path, "")
         subprocess.run(
-            command_of("--budget", "0.2", "train.py"),
+            command_of("--max-seconds", "12", "train.py"),
             capture_output=True,
             check=False,
             timeout=240,
@@ -418,7 +420,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
             (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
             ([tempfile.gettempdir()], "is a folder"),
             (["-m"], "needs a module"),
-            (["--budget", "0", "train.py"], "--budget"),
+            (["--max-seconds", "0", "train.py"], "--max-seconds"),
             ([], "Missing argument"),
         ],
         2,

@@ -79,7 +79,7 @@ if __name__ == "__main__":
 def test_a_part_that_an_earlier_start_of_the_script_has_read_is_left_out(tmp_path: Path) -> None:
     write_files(tmp_path, 300)
     write_script(tmp_path, DROP + READS_A_PART)
-    found = analyze(tmp_path, "train.py", minutes=0.5)
+    found = analyze(tmp_path, "train.py", seconds=30)
     assert found.report is not None, found.errors
     assert found.report["starts"] > 1
     assert found.report["cached_fraction"] == pytest.approx(0.0, abs=0.1), found.report["notes"]

@@ -130,8 +130,8 @@ def test_two_measurements_of_g_are_a_doubt_that_comes_first(tmp_path: Path) -> N
     assert report.rates.G is not None
     said = "G is 122 examples/s by the job's own speed and waits, and 190 on the same batches"
     assert said in " ".join(report.doubts)
-    assert report.verdict.startswith("Uncertain: predicted")
-    assert said in report.verdict
+    assert str(report).startswith("Uncertain: predicted")
+    assert said in str(report)
     write_report(report, tmp_path / "report.json")
     told = CliRunner().invoke(app, ["what-if", str(tmp_path / "report.json")]).stdout
     assert re.search(r"G  training takes +122\n", told), told
@@ -179,7 +179,7 @@ def test_what_contradicts_itself_is_said_first_and_softly(name: str, tmp_path: P
     assert report.bound == "prep"
     assert report.predicted is not None
     numbers = f"predicted {report.predicted:,.0f} examples/s, measured {JOBS[name].rate:,.0f}"
-    assert report.verdict.startswith(f"Uncertain: {numbers}. ")
+    assert str(report).startswith(f"Uncertain: {numbers}.\n")
     assert "The job seems to be limited by preparing data" in report.verdict
     write_report(report, tmp_path / "report.json")
     assert read_report(tmp_path / "report.json").doubts == report.doubts
@@ -193,11 +193,5 @@ def test_an_interval_that_reaches_0_is_said_first() -> None:
     )
     report = msgspec.structs.replace(report, doubts=find_doubts(report))
     assert report.doubts == ["the 95 % interval of S reaches 0"]
-    assert write_verdict(report).startswith(
-        "Uncertain: the 95 % interval of S reaches 0. The job seems to be"
-    )
+    assert write_verdict(report).startswith("The job seems to be")
     assert find_doubts(FETCH) == []
-    off = msgspec.structs.replace(FETCH, predicted=1.2 * (FETCH.predicted or 0.0))
-    both = msgspec.structs.replace(report, doubts=find_doubts(off) + report.doubts)
-    assert write_verdict(both).startswith("Uncertain: predicted")
-    assert ". The 95 % interval of S reaches 0. The job seems" in write_verdict(both)

@@ -25,7 +25,7 @@ from stoker.analysis.gate.judging import (
     write_text,
 )
 from stoker.analysis.gate.metrics import METRICS, Condition, parse_condition
-from stoker.analysis.model.intervals import estimate_interval, find_t
+from stoker.analysis.model.rates import estimate_interval, find_t
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "confidence", "expected"),
-    [
-        (1, 0.95, 12.706),
-        (2, 0.95, 4.303),
-        (4, 0.95, 2.776),
-        (4, 0.998, 7.173),
-        (5, 0.998, 5.893),
-        (9, 0.998, 4.297),
-        (30, 0.95, 2.042),
-        (120, 0.998, 3.160),
-    ],
+    ("freedom", "expected"), [(1, 12.7062), (4, 2.7764), (30, 2.0423), (31, 2.0395), (120, 1.9799)]
 )
-def test_students_t_is_that_of_the_tables(freedom: int, confidence: float, expected: float) -> None:
-    assert find_t(freedom, confidence) == pytest.approx(expected, abs=6e-4)
-
-
-@given(st.integers(1, 200), st.floats(0.5, 0.99), st.floats(0.001, 0.009))
-def test_more_confidence_and_fewer_runs_widen_an_interval(
-    freedom: int, confidence: float, more: float
-) -> None:
-    assert find_t(freedom, confidence + more) > find_t(freedom, confidence)
-    assert find_t(freedom + 1, confidence) < find_t(freedom, confidence)
+def test_students_t_is_that_of_the_tables(freedom: int, expected: float) -> None:
+    assert find_t(freedom) == pytest.approx(expected, abs=8e-4)
+    assert find_t(freedom + 1) < find_t(freedom)
 
 
 RATES = st.lists(st.floats(1.0, 1000.0), min_size=5, max_size=12)
@@ -235,9 +218,3 @@ def test_the_text_names_each_condition_and_its_verdict() -> None:
     assert [": ".join(line.split(": ")[:2]) for line in lines] == named
     assert lines[0] == "worse: stall>10%: stall 22.0% (20.9% to 23.1%), threshold 10.0%"
     assert lines[3].startswith("not worse: rate<0.9*base: rate / base 1.000 (1.000 to 1.000)")
-
-
-def test_the_verdict_over_all_is_the_worst() -> None:
-    assert combine([FINE, UNDECIDED, WORSE]) == WORSE
-    assert combine([FINE, UNDECIDED]) == UNDECIDED
-    assert combine([FINE]) == FINE

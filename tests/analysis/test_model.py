@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +14,15 @@ from analysis.reports import COMPUTE, FETCH, PREP, REPORTS, UNKNOWN
 from stoker.analysis.model.formulas import (
     fetch_rate,
     loader_rate,
-    page_cache_misses,
     prep_rate,
     smallest_cache,
 )
 from stoker.analysis.model.model import (
     MOST_CORES,
-    PLACES,
     Change,
     Measured,
     find_cores_needed,
     predict,
-    predict_with_page_cache,
 )
 from stoker.analysis.model.report import to_measured
 
@@ -53,7 +48,6 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
         curve = ((0, draw(rates)), *curve)
     storage, cache = sorted((draw(rates), draw(rates)))
     known = draw(st.booleans())
-    after = draw(st.floats(0, 1e-2))
     return Measured(
         ingestion=draw(rates),
         prep=curve,
@@ -75,7 +69,7 @@ def jobs(draw: st.DrawFn, rising: bool = True) -> Measured:
         if draw(st.booleans())
         else (),
         trains_on_cpu=draw(st.booleans()),
-        after_s=(("batch", 0.0), ("after-augmentation", after), ("before-augmentation", 2 * after)),
+        echo_after_s=draw(st.floats(0, 2e-2)),
     )
 
 
@@ -88,10 +82,7 @@ def changes(draw: st.DrawFn, job: Measured) -> Change:
         cache_bytes=draw(st.none() | st.integers(0, 2 * 10**9)) if fetching else None,
         storage_mbps=draw(st.none() | st.floats(1, 1e4)) if fetching else None,
         accelerator=draw(st.floats(0.1, 10)),
-        jobs=draw(st.integers(1, 8)),
-        sharing=draw(st.booleans()),
         echo=draw(st.floats(1, 8)),
-        echo_at=draw(st.sampled_from(PLACES)),
     )
 
 
@@ -141,36 +132,6 @@ def test_the_smallest_cache_is_enough_and_a_smaller_one_is_not(
     assert x == 0.0 or speed(x * (1 - 1e-6)) < speed(1.0)
 
 
-PUBLISHED_MISSES = [(0.25, 0.966), (0.35, 0.930), (0.5, 0.847), (0.65, 0.717), (0.8, 0.522)]
-
-
-@pytest.mark.parametrize(("x", "misses"), PUBLISHED_MISSES)
-def test_page_cache_misses_are_the_published_ones(x: float, misses: float) -> None:
-    assert page_cache_misses(x) == pytest.approx(misses, abs=5e-4)
-
-
-@pytest.mark.parametrize("x", [0.2, 0.5, 0.8])
-def test_page_cache_misses_are_those_of_an_lru_cache(x: float) -> None:
-    count, rng = 4_000, random.Random(0)
-    held: OrderedDict[int, None] = OrderedDict()
-    missed = read = 0
-    for epoch in range(4):
-        for item in rng.sample(range(count), count):
-            found = item in held
-            held[item] = None
-            held.move_to_end(item)
-            if len(held) > x * count:
-                held.popitem(last=False)
-            if epoch:  # the first one fills it
-                missed, read = missed + (not found), read + 1
-    assert missed / read == pytest.approx(page_cache_misses(x), abs=0.015)
-
-
-def test_page_cache_misses_at_the_ends() -> None:
-    assert page_cache_misses(0.0) == page_cache_misses(-1.0) == 1.0
-    assert page_cache_misses(1.0) == page_cache_misses(2.0) == 0.0
-
-
 @given(curves(rising=False))
 def test_prep_rate_passes_through_what_was_measured(curve: tuple[tuple[int, float], ...]) -> None:
     for workers, rate in curve:
@@ -203,13 +164,9 @@ def test_cores_needed_are_enough_and_the_fewest(
 
 
 @given(jobs(rising=False))
-def test_the_default_change_and_an_echo_of_one_change_nothing(job: Measured) -> None:
+def test_the_default_change_changes_nothing(job: Measured) -> None:
     found = predict(job)
     assert found == predict(job, Change())
-    for place in PLACES:
-        echoed = predict(job, Change(echo=1.0, echo_at=place))
-        assert echoed.rate == pytest.approx(found.rate)
-        assert echoed.prep == pytest.approx(found.prep)
     assert found.rate == found.fresh_rate
 
 
@@ -271,24 +228,6 @@ def test_with_more_readers_memory_is_no_slower_than_storage() -> None:
             assert found.rate == pytest.approx(rate)
 
 
-@given(questions)
-def test_sharing_is_never_slower(question: tuple[Measured, Change]) -> None:
-    job, change = question
-    alone = predict(job, replace(change, sharing=False)).rate
-    assert predict(job, replace(change, sharing=True)).rate >= alone * (1 - CLOSE)
-
-
-@given(questions)
-def test_a_page_cache_is_never_faster_than_one_that_never_evicts(
-    question: tuple[Measured, Change],
-) -> None:
-    job, change = question
-    if job.storage is None:
-        return
-    change = replace(change, cache_bytes=change.cache_bytes or 10**8, storage_mbps=None)
-    assert predict_with_page_cache(job, change).rate <= predict(job, change).rate * (1 + CLOSE)
-
-
 @given(
     rates, rates, st.floats(1e-6, 1e-2), st.floats(1e-6, 1e-2), st.integers(1, 16), st.floats(1, 9)
 )
@@ -303,9 +242,9 @@ def test_echoing_is_what_the_design_says(
         batch_size=1.0,
         storage=F,
         cache=F,
-        after_s=(("before-augmentation", after_s),),
+        echo_after_s=after_s,
     )
-    found = predict(job, Change(echo=e, echo_at="before-augmentation"))
+    found = predict(job, Change(echo=e))
     expected = min(G, e * F, workers * e / (before_s + e * after_s))
     assert found.rate == pytest.approx(expected)
     assert found.fresh_rate == pytest.approx(expected / e)
@@ -366,17 +305,13 @@ def test_the_hosts_processors_may_be_the_limit() -> None:
         (Change(storage_mbps=math.nan), "storage-mbps=nan: above 0"),
         (Change(accelerator=-2.0), "accelerator=-2.0: above 0"),
         (Change(accelerator=math.inf), "accelerator=inf: above 0"),
-        (Change(jobs=0), "jobs=0: at least 1"),
         (Change(echo=0.5), "echo=0.5: at least 1"),
         (Change(echo=math.nan), "echo=nan: at least 1"),
-        (Change(echo=2, echo_at="anywhere"), "one of batch, after-augmentation, before-augment"),
-        (Change(echo=2, echo_at="before-augmentation"), "or ask for one of: batch$"),
     ],
 )
-def test_numbers_and_places_that_mean_nothing_are_refused(change: Change, message: str) -> None:
-    for ask in (predict, predict_with_page_cache):
-        with pytest.raises(ValueError, match=message):
-            ask(to_measured(FETCH), change)
+def test_numbers_that_mean_nothing_are_refused(change: Change, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        predict(to_measured(FETCH), change)
 
 
 @pytest.mark.parametrize("change", [Change(cache_bytes=1), Change(storage_mbps=1.0)])

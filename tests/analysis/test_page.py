@@ -66,7 +66,7 @@ def test_a_page_is_one_small_file_with_all_that_a_report_says(name: str, tmp_pat
     assert 'name="viewport"' in source
     assert not {"script", "link", "img"} & PageReader(page).elements
     said = text_of(page)
-    told = [*report.verdict.split(". ", 1), *report.notes, *report.reasons.values()]
+    told = [*report.verdict.split(". ", 1), *report.doubts, *report.notes, *report.reasons.values()]
     told += [text for action in report.actions for text in (action.title, action.code, action.why)]
     told += [f"{rate.value:,.0f}" for rate in (report.rates.G, report.rates.S) if rate]
     assert [text for text in told if " ".join(text.split()) not in said] == []

@@ -209,7 +209,7 @@ def unharmed(found: Outcome) -> None:
 @measured
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
-    found = analyze(tmp_path, "train.py", minutes=0.5)
+    found = analyze(tmp_path, "train.py", seconds=30)
     unharmed(found)
     assert found.report is not None
     assert found.report["starts"] == 1, (found.report["notes"], found.errors)
@@ -236,32 +236,13 @@ if __name__ == "__main__":
 @measured
 def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     write_script(tmp_path, TWO_TRAINERS)
-    found = analyze(tmp_path, "train.py", minutes=0.6)
+    found = analyze(tmp_path, "train.py", seconds=36)
     unharmed(found)
     report = found.report
     assert report is not None
     assert len(report["ranks"]) == 1
     assert report["ranks"][0]["others_fraction"] == 0.0
     assert "Rank" not in report["verdict"]
-
-
-@pytest.mark.full
-def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: Path) -> None:
-    write_script(
-        tmp_path,
-        """
-        weight = torch.zeros(4, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        while True:
-            (weight * torch.ones(4)).sum().backward()
-            optimizer.step()
-            time.sleep(0.01)
-        """,
-    )
-    found = analyze(tmp_path, "train.py", minutes=0.3)
-    assert found.code == 1
-    assert "it trained for 6 s without iterating a DataLoader" in found.errors
-    assert "time for the analysis was up" not in found.errors
 
 
 @pytest.mark.full
@@ -295,7 +276,7 @@ def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
             train(DataLoader(Archive(), 8, num_workers=1), step_s=0.002)
         """,
     )
-    found = analyze(tmp_path, "train.py", minutes=0.3)
+    found = analyze(tmp_path, "train.py", seconds=18)
     unharmed(found)
     assert found.report is not None
     assert "mapped" not in str(found.report["reasons"]), found.report["reasons"]

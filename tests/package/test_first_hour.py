@@ -297,8 +297,8 @@ PICTURES: Mistakes = [
 
 TOOLS: Mistakes = [
     (lambda: s.monitor(5), "needs something to iterate, not int"),
-    (lambda: s.serve_metrics(loader()), "wrap it, stoker.monitor(loader)"),
-    (lambda: s.serve_metrics(p(), port="a"), "a whole number from 0 to 65535, not 'a'"),
+    (lambda: s.serve(loader()), "wrap it, stoker.monitor(loader)"),
+    (lambda: s.serve(p(), port="a"), "a whole number from 0 to 65535, not 'a'"),
     (lambda: s.lr_schedule(None, p().batch(2)), "such as CosineAnnealingLR(optimizer"),
     (lambda: s.analyze(loader(), print), "stoker analyze SCRIPT"),
     (lambda: s.analyze(p(), None), "step must be a function of a batch"),
@@ -410,7 +410,7 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         ("analyze gone.py", "there is no script and no command 'gone.py'"),
         ("analyze train", "train is a folder, not a script"),
         ("analyze --bugdet 1 train.py", "there is no option --bugdet: --help shows all"),
-        ("analyze --budget x train.py", "Invalid value for '--budget'"),
+        ("analyze --max-seconds x train.py", "Invalid value for '--max-seconds'"),
         ("analyze --json gone/r.json train.py", "cannot write gone/r.json: there is no folder"),
         ("run --do everything train.py", "must be of workers, cache, redraw"),
         ("run --apply gone.json train.py", "stoker analyze --json gone.json train.py writes one"),

@@ -220,10 +220,7 @@ MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
 @given(epoch=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_every_row_of_a_batch_is_made_again(made: str, epoch: int, seed: int) -> None:
     train = MADE[made](stoker.from_dataset(Data("dict"), seed=seed).with_index())
-    if made == "planned":
-        train = train.batch(tokens=30, size=np.arange(N) % 7 + 1)
-    else:
-        train = train.batch(8)
+    train = train.batch_by_tokens(30, np.arange(N) % 7 + 1) if made == "planned" else train.batch(8)
     train.set_epoch(epoch)
     seen = 0
     for step, batch in enumerate(train):
@@ -241,7 +238,7 @@ def test_repeats_are_made_again_by_their_places() -> None:
     weights = np.ones(N)
     weights[7] = 50
     data = stoker.from_dataset(Data("dict"), seed=0).with_index()
-    train = data.shuffle(weights=weights).random_map(noisy).batch(N)
+    train = data.sample(weights).random_map(noisy).batch(N)
     (batch,) = list(train)
     train.set_epoch(0)
     again = [train.example(number, place=at) for at, number in enumerate(batch["id"].tolist())]

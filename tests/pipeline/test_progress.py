@@ -81,9 +81,9 @@ KINDS: dict[str, Build] = {
     "repeat": lambda: begun().map(told, progress=True).batch(4).repeat().steps(7),
     "pad": lambda: stoker.from_arrays(np.arange(7), seed=1)
     .shard(rank=1, world_size=2, remainder="pad")
-    .map(told, clock=True).batch(2),
+    .map(told, progress=True).batch(2),
     "mix": lambda: stoker.mix([part(40), part(30)], weights=[2, 1], seed=3)
-    .shard(rank=0, world_size=2).map(told, clock=True).batch(4),
+    .shard(rank=0, world_size=2).map(told, progress=True).batch(4),
 }  # fmt: skip
 
 
@@ -142,4 +142,4 @@ def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(ValueError, match="changes in every epoch"):
         begun().map(told, progress=True).cache("2MiB", version="1")
     with pytest.raises(ValueError, match="cannot follow map"):
-        begun().map(told, clock=True).sizes()
+        begun().map(told, progress=True).sizes()

@@ -489,7 +489,7 @@ DRAWING: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
     ),
     "random_map": lambda p: p.shard(rank=0, world_size=2).random_map(lambda x, rng: x).batch(2),
     "echo": lambda p: p.shard(rank=0, world_size=2).echo(2, pool=4).batch(2),
-    "planned": lambda p: p.shard(rank=0, world_size=2).batch(tokens=9, size=np.arange(1, 9)),
+    "planned": lambda p: p.shard(rank=0, world_size=2).batch_by_tokens(9, np.arange(1, 9)),
     "mixture": lambda p: stoker.mix([p.shuffle(), data(None)]).shard(rank=0, world_size=2).batch(2),
 }
 

@@ -180,7 +180,7 @@ def test_mixtures_are_planned_over_all_parts() -> None:
         a = stoker.from_arrays(np.arange(80)).shuffle()
         b = stoker.from_arrays(np.arange(80, 120)).shuffle()
         mixed = stoker.mix([a, b], weights=[2, 1], seed=3).shard(rank=rank, world_size=world)
-        return mixed.batch(tokens=400, size=LENGTHS)
+        return mixed.batch_by_tokens(400, LENGTHS)
 
     for epoch in range(2):
         found = []

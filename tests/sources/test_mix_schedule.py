@@ -129,7 +129,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
     "plain": lambda p: p.batch(8),
     "rank": lambda p: p.shard(rank=1, world_size=2).batch(8),
     "echo": lambda p: p.echo(2, pool=24).batch(8),
-    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1),
+    "tokens": lambda p: p.batch_by_tokens(40, np.arange(120) % 9 + 1),
     "numbered": lambda p: p.with_index("id").batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").batch(8),
     "first ones": lambda p: p.take(50).batch(8),
@@ -165,7 +165,7 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
     late = [1, lambda time: 3 * (time.progress >= 0.5)]
-    train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), clock=True)
+    train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
             assert time.epoch == epoch
@@ -187,7 +187,7 @@ def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
     now = {"share": 1.0}
     a, b = (stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2))
     mixed = stoker.mix([a, b], weights=[1, lambda time: now["share"]], seed=0)
-    planned = mixed.batch(tokens=6, size=np.ones(60, np.int64))
+    planned = mixed.batch_by_tokens(6, np.ones(60, np.int64))
     assert len(planned) == 10
     now["share"] = 0.0
     assert sum(x >= 100 for batch in planned for x in batch) == 0
@@ -276,7 +276,7 @@ def test_what_says_no_weights_is_refused() -> None:
     for weight, message in wrong:
         with pytest.raises(stoker.StageError, match=message):
             stoker.mix([a, b], weights=[1, functools.partial(constant, weight)])
-    with pytest.raises(stoker.StageError, match=r"all weights are 0 for EpochTime"):
+    with pytest.raises(stoker.StageError, match=r"all weights are 0 for Progress"):
         stoker.mix([a, b], weights=[lambda time: 0, lambda time: 0])
     late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.progress < 0.5)], seed=0)
     with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):

@@ -1,4 +1,4 @@
-"""The server behind ``serve_metrics``, by ``http.server``.
+"""The server behind ``serve``, by ``http.server``.
 
 A thread accepts, and each connection has a thread of its own, so that a silent one delays no other.
 No thread here takes a lock that the main thread waits for: Ctrl-C leaves none held.
@@ -49,8 +49,34 @@ SOURCES</body></html>
 """
 
 
+# What each number is, for whoever builds a board of them.
+_HELP = {
+    "epoch": "The epoch, from 0",
+    "wait_fraction": "Share of this epoch's time that the consumer waited for data",
+    "fresh_examples_per_s": "Examples per second of this epoch, repeats left out",
+    "batches_per_s": "Batches per second of this pass",
+    "realised_factor": "Uses per fresh example of this epoch",
+    "copy_distance": "Mean steps between two uses of an example",
+    "workers": "Threads or processes at work",
+    "window_ready": "Outputs that are ready and wait for the consumer",
+    "skipped_examples": "Examples of this epoch that failed and were left out",
+    "feed_lag_outputs": "Outputs that the feed had ready beyond this job's last one",
+    "cache_hit_fraction": "Share of lookups that the cache answered",
+    "cache_used_bytes": "Bytes that the cache takes",
+    "cache_limit_bytes": "Bytes that the cache may take",
+    "fresh_examples_total": "Examples, repeats left out",
+    "uses_total": "Examples, repeats included",
+    "steps_total": "Batches",
+    "elapsed_s_total": "Seconds in epochs",
+    "consumer_wait_s_total": "Seconds in epochs that the consumer waited for data",
+    "read_bytes_total": "Bytes from the source, a cache's left out",
+    "cache_hits_total": "Examples from the cache",
+    "cache_misses_total": "Examples that the cache did not have",
+}
+
+
 class MetricsServer(ThreadingHTTPServer):
-    """Answers browsers and Prometheus; made by ``serve_metrics``.
+    """Answers browsers and Prometheus; made by ``serve``.
 
     Attributes:
         port: its port.
@@ -138,10 +164,12 @@ def expose(sources: Mapping[str, Any]) -> str:
     families: dict[str, list[str]] = {}
     for label, source in sources.items():
         escaped = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        for name, value in source.metrics("stoker_").items():
+        for name, value in source.metrics("").items():
+            full = f"stoker_{name}"
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines = families.setdefault(name, [f"# TYPE {name} {kind}\n"])
-            lines.append(f'{name}{{pipeline="{escaped}"}} {value}\n')
+            head = f"# HELP {full} {_HELP[name]}.\n# TYPE {full} {kind}\n"
+            lines = families.setdefault(name, [head])
+            lines.append(f'{full}{{pipeline="{escaped}"}} {value}\n')
     return "".join(line for lines in families.values() for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""``serve_metrics``: a page and Prometheus' text about pipelines and monitored loaders."""
+"""``serve``: a page and Prometheus' text about pipelines and monitored loaders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # http.server takes 20 ms of every start, for those alone tha
 Source = Pipeline[Any] | Monitored[Any]
 
 
-def serve_metrics(sources: Source | Mapping[str, Source], port: int = 9464) -> MetricsServer:
+def serve(sources: Source | Mapping[str, Source], port: int = 9464) -> MetricsServer:
     """Serve a page for a browser at ``http://127.0.0.1:PORT/``, for Prometheus at ``/metrics``.
 
     Both show the numbers of ``metrics()``; the page also has the table of ``stats()``. On this host
     only, without a password. Ends with ``close()``, at the end of a ``with`` block, or with the
     process; a forked child does not have it.
 
-    Example: ``stoker.serve_metrics({"train": train, "val": val})``
+    Example: ``stoker.serve({"train": train, "val": val})``
 
     Args:
         sources: a pipeline or the result of ``stoker.monitor``, or a dict of them by name. The name
@@ -43,7 +43,7 @@ def serve_metrics(sources: Source | Mapping[str, Source], port: int = 9464) -> M
             raise ValueError(f"a name is text, not {name!r}")
         if not isinstance(source, Pipeline | Monitored):
             raise TypeError(
-                "serve_metrics takes pipelines and monitored loaders, not "
+                "serve takes pipelines and monitored loaders, not "
                 f"{type(source).__name__}: wrap it, stoker.monitor(loader)"
             )
     if not is_whole_number(port) or not 0 <= port < 1 << 16:

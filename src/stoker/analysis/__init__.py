@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from stoker.pipeline import Pipeline
 
 
-def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: float = 60.0) -> Report:
+def analyze(
+    pipeline: Pipeline, step: Callable[[Any], object], *, max_seconds: float = 60.0
+) -> Report:
     """Find out why training on a pipeline waits for data, and what would help.
 
     It runs in this process, on copies of the pipeline: the pipeline's epoch, position and
@@ -26,7 +28,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
         pipeline: a pipeline without an echo: the report says what an echo would bring.
         step: called with each batch, like the body of the training loop; it really trains. On a
             CUDA device it need not synchronise.
-        budget_s: the approximate time for the analysis in seconds; long steps take longer.
+        max_seconds: the approximate time for the analysis in seconds; long steps take longer.
 
     Returns:
         The report; ``print(report)`` shows it. Rates are in examples/s.
@@ -38,4 +40,4 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
     from stoker.analysis.pipelines import trace_pipeline
     from stoker.analysis.reports.diagnosis import make_report
 
-    return make_report(trace_pipeline(pipeline, step, budget_s))
+    return make_report(trace_pipeline(pipeline, step, max_seconds))

@@ -16,9 +16,9 @@ analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @analyze_app.command(context_settings=FOR_A_SCRIPT)
 def analyze(
     script: Script,
-    budget: Annotated[
-        float, typer.Option(min=0.1, help="The most minutes that the analysis may take.")
-    ] = 5.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=5.0, help="The most time that the analysis may take.")
+    ] = 300.0,
     loader: Annotated[
         str | None,
         typer.Option(
@@ -26,6 +26,9 @@ def analyze(
             "loader that the script trains on most."
         ),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show all rates, actions and notes, too.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the report to this file as JSON, for what-if.")
     ] = None,
@@ -37,8 +40,8 @@ def analyze(
 
     Runs the unedited script in four phases: as it is; with the same batches again and again (G,
     the speed of training); its loader alone, with the data in memory (P, preparation); its files
-    alone, from storage and from the page cache (S and C). The report splits the time into compute,
-    prep stall and fetch stall, and lists actions with their predicted gains.
+    alone, from storage and from the page cache (S and C). The report says what limits the job, what
+    to do first and what that gains; --details has the rates, and all actions with their gains.
 
     Put options of the analysis before the script. It needs no root and no edits. The exit status
     is 1 if the script crashed (the report then has the measurements up to the crash), or if
@@ -50,7 +53,7 @@ def analyze(
 
       stoker analyze --html report.html -m my.train --config base.yaml
 
-      stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
+      stoker analyze --max-seconds 600 torchrun --nproc-per-node 2 train.py
     """
     from rich.console import Console
 
@@ -60,25 +63,25 @@ def analyze(
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.reports.page import write_page
     from stoker.analysis.scripts.script_job import trace_script
-    from stoker.analysis.scripts.script_process import make_command, summarize_crash
+    from stoker.analysis.scripts.script_process import describe_crash, make_command
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
     with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
         check_outputs(json, html)
         command = make_command(script)
-        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
+        errors.print(terminal.describe_plan(command, max_seconds), markup=False)
         with errors.status("") as status:
             say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+            trace = trace_script(command, max_seconds=max_seconds, loader=loader, say=say)
         report = make_report(trace)
         if json is not None:
             write_report(report, json)
         if html is not None:
             write_page(report, html)
-    terminal.show_report(report, Console(highlight=False))
+    terminal.show_report(report, Console(highlight=False), details=details)
     if report.crash is not None:
-        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
+        errors.print(f"stoker analyze: {describe_crash(report.crash)}", markup=False)
         raise typer.Exit(1)
 
 
@@ -100,19 +103,14 @@ def what_if(
         str | None,
         typer.Option(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(metavar="K", help="Jobs on this host at the same time, on the same data.")
-    ] = 1,
     echo: Annotated[
-        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
-    ] = 1.0,
-    echo_at: Annotated[
-        str,
+        float,
         typer.Option(
-            metavar="PLACE",
-            help="Place of the echo: batch, after-augmentation or before-augmentation.",
+            metavar="E",
+            help="Echoing factor: mean uses of a fresh batch, or in a pipeline of an example "
+            "before its first random stage.",
         ),
-    ] = "batch",
+    ] = 1.0,
 ) -> None:
     """Predict how fast an analyzed job would run with other hardware or settings.
 
@@ -136,9 +134,7 @@ def what_if(
             cache_bytes=None if cache is None else parse_bytes(cache),
             storage_mbps=storage_mbps,
             accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
-            jobs=jobs,
             echo=echo,
-            echo_at=echo_at,
         )
         terminal.show_answer(found, answer(to_measured(found), change))
 

@@ -153,7 +153,7 @@ def _drain_warm(job: DrivenJob) -> None:
             counts.insert(0, more)
         for place, count in enumerate(counts):
             if time.monotonic() > until and (again or count != rank.workers):
-                trace.note("the job is slow: with a larger --budget more worker counts are tried")
+                trace.note("the job is slow: with more --max-seconds, more worker counts are tried")
                 break
             own = count == rank.workers
             turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"

@@ -41,7 +41,7 @@ _EVERYTHING = 1 << 40
 _PID = 0
 
 
-def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: float) -> Trace:
+def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], max_seconds: float) -> Trace:
     """Run a pipeline through the phases; see ``stoker.analyze``."""
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
@@ -56,11 +56,11 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
         raise ValueError(
             "analyze cannot see inside a loader: use stoker analyze SCRIPT for a script with one"
         )
-    if not budget_s > 0:
-        raise ValueError(f"budget_s={budget_s}: must be above 0")
+    if not max_seconds > 0:
+        raise ValueError(f"max_seconds={max_seconds}: must be above 0")
     began = time.monotonic()
-    # A phase takes one or two of these parts of the budget. Chosen, not measured.
-    job = PipelineJob(pipeline, step, budget_s / 25)
+    # A phase takes one or two of these parts of the time. Chosen, not measured.
+    job = PipelineJob(pipeline, step, max_seconds / 25)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began
     return job.trace
@@ -274,7 +274,7 @@ class PipelineJob:
         return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), size, -1) for n in range(batches)]
 
     def _note_stages(self, stats: Stats) -> None:
-        """Record the cost of each stage, and the cost behind each place of an echo."""
+        """Record the cost of each stage, and of all behind an echo before the first random one."""
         seen: Counter[str] = Counter()
         for stage in stats.stages:
             seen[stage.name] += 1  # of two stages of one name each has its own rate
@@ -287,11 +287,7 @@ class PipelineJob:
         maps = [place for place, stage in enumerate(behind_source) if stage.name in random]
         behind = maps[-1] + 1 if maps else 0
         first = next((place for place in maps if random[behind_source[place].name]), behind)
-        self.trace.after_s = {
-            "batch": 0.0,
-            "after-augmentation": sum(costs_s[behind:]),
-            "before-augmentation": sum(costs_s[first:]),
-        }
+        self.trace.echo_after_s = sum(costs_s[first:])
 
 
 def _list_files(pipeline: Pipeline) -> list[str]:

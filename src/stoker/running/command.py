@@ -37,12 +37,13 @@ def run(
         typer.Option(
             metavar="KINDS",
             help="What to apply: workers (their number, persistence); cache (examples "
-            "that are the same in every epoch stay in memory, for other runs too); with redraw, "
+            "that are the same in every epoch stay in memory); with redraw, "
             "workers also where random examples are then drawn otherwise.",
         ),
     ] = "workers",
     print_diff: Annotated[
-        bool, typer.Option("--print-diff", help="Show what you would write in the script.")
+        bool,
+        typer.Option("--print-diff", help="Show what you would write in the script; run nothing."),
     ] = False,
 ) -> None:
     """Run an unedited training script with what its analysis advises.
@@ -62,15 +63,21 @@ def run(
 
       stoker run torchrun --nproc-per-node 2 train.py
     """
+    from stoker.analysis.model.trace import AnalysisError
     from stoker.analysis.scripts.script_process import find_startup, make_command
 
     stopped = "stopped; no process of the script is left"
-    with report_errors("run", ValueError, stopped=stopped):
+    with report_errors("run", ValueError, AnalysisError, stopped=stopped):
         kinds = _read_kinds(do)
         command = make_command(script)
+        if print_diff:
+            from stoker.running.edits import show_edits
+
+            typer.echo(show_edits(_find_report(command, apply)), nl=False)
+            return
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
-            environment |= _prepare(command, kinds, apply, print_diff)
+            environment |= _prepare(command, kinds, apply)
             environment |= find_startup(environment)
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
             stream.flush()
@@ -87,38 +94,43 @@ def _read_kinds(text: str) -> list[str]:
     return kinds
 
 
-def _prepare(
-    command: list[str], kinds: list[str], path: Path | None, print_diff: bool
-) -> dict[str, str]:
+def _prepare(command: list[str], kinds: list[str], path: Path | None) -> dict[str, str]:
     """Return the environment variables that have the script's loaders changed.
 
-    None if the analysis has nothing to report on. Raises ValueError for another script's report.
+    None if the analysis has nothing to report on.
     """
-    from stoker.analysis.model.report import read_report
-    from stoker.analysis.scripts.script_process import find_script
+    from stoker.analysis.model.trace import AnalysisError
     from stoker.running.plan import VARIABLE, make_plan, write_plan
 
-    report = _measure(command) if path is None else read_report(path)
-    if report is None:
+    try:
+        report = _find_report(command, path)
+    except AnalysisError as error:
+        typer.echo(f"stoker run: it runs as it is: {error}", err=True)
         return {}
+    return {VARIABLE: write_plan(make_plan(report, kinds, path=path))}
+
+
+def _find_report(command: list[str], path: Path | None) -> Report:
+    """Read the script's report, or analyze it. Raises AnalysisError, ValueError."""
+    from stoker.analysis.model.report import read_report
+    from stoker.analysis.scripts.script_process import find_script
+
+    if path is None:
+        return _measure(command)
+    report = read_report(path)
     analyzed, asked = find_script(report.command), find_script(command)
     if analyzed and asked and analyzed != asked:
         raise ValueError(
             f"{path} is the report of {analyzed}, not of {asked}: analyze this script (stoker "
             "analyze --json), or leave out --apply"
         )
-    plan = make_plan(report, kinds, print_diff=print_diff, path=path)
-    return {VARIABLE: write_plan(plan)}
+    return report
 
 
-def _measure(command: list[str]) -> Report | None:
-    """Analyze the script, and tell the verdict; None if there is nothing to report on.
-
-    If the script ends with an error, it is nevertheless run: that is for its caller to see.
-    """
+def _measure(command: list[str]) -> Report:
+    """Analyze the script, and tell the verdict. Raises AnalysisError if there is none."""
     from rich.console import Console
 
-    from stoker.analysis.model.trace import AnalysisError
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.scripts.script_job import trace_script
 
@@ -135,11 +147,7 @@ def _measure(command: list[str]) -> Report | None:
     )
     with errors.status("") as status:
         say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-        trace = trace_script(command, budget_s=_MEASURE_S, loader=None, say=say)
-    try:
-        report = make_report(trace)
-    except AnalysisError as error:
-        errors.print(f"stoker run: it runs as it is: {error}", markup=False)
-        return None
+        trace = trace_script(command, max_seconds=_MEASURE_S, loader=None, say=say)
+    report = make_report(trace)
     errors.print(f"stoker run: {report.verdict}", markup=False)
     return report

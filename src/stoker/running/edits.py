@@ -7,40 +7,39 @@ import difflib
 import os
 from pathlib import Path
 
-from stoker.basics.resources import format_bytes
-from stoker.running.loaders import LoaderChoice
+import msgspec
+
+from stoker.analysis.model.report import LoaderOptions, Report
+from stoker.running.plan import merge_options
 
 
-def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
-    """Return a diff of the code that builds a loader; the options alone if it cannot be found."""
-    path, line = place
-    options = _list_options(choice)
-    more = f"{choice.why}\n" if choice.why else ""
-    if options.get("persistent_workers") == "True" or "dataset" in options:
-        more += (
-            "Not where the script changes its dataset between epochs: workers that persist, and a "
-            "cache, do not see that; stoker run does.\n"
+def show_edits(report: Report) -> str:
+    """Return a diff of the code that builds a report's loader, with the options that are advised.
+
+    The options alone if the code cannot be found.
+    """
+    options = merge_options(report)
+    if options == LoaderOptions():
+        return "The report advises no other options of the loader.\n"
+    written = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if value}
+    more = ""
+    if options.persistent_workers:
+        more = (
+            "Not where the script changes its dataset between epochs: workers that persist do not "
+            "see that; stoker run does.\n"
         )
+    path, line = report.loader.place or ("", 0)
     try:
         text = Path(path).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        call = _find_call(tree, line)
+        call = _find_call(ast.parse(text), line)
     except (OSError, ValueError, SyntaxError):
         call = None
     if call is None or any(word.arg is None for word in call.keywords):
-        written = ", ".join(f"{name}={value}" for name, value in options.items())
-        return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n{more}"
+        return f"{report.loader.name}: {options}\n{more}"
     lines = text.splitlines(keepends=True)
-    changed = _edit(lines, call, options)
-    if "dataset" in options:
-        changed = _import_stoker(changed)
-        if _is_in_loop(tree, line):
-            more += (
-                "Build stoker.cached(...) in front of the loop: each one begins with no examples.\n"
-            )
     name = os.path.relpath(path)
-    difference = difflib.unified_diff(lines, changed.splitlines(keepends=True), name, name)
-    return "".join(difference) + more
+    changed = _edit(lines, call, written).splitlines(keepends=True)
+    return "".join(difflib.unified_diff(lines, changed, name, name)) + more
 
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
@@ -55,43 +54,6 @@ def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
     return calls[0] if len(calls) == 1 else None
 
 
-def _is_in_loop(tree: ast.Module, line: int) -> bool:
-    """True if a line is in a loop over numbers, as epochs are, or in a ``while``.
-
-    Loops over anything else may build one loader for each split.
-    """
-    return any(
-        node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.While)
-        or (isinstance(node, ast.For) and "range(" in ast.unparse(node.iter))
-    )
-
-
-def _list_options(choice: LoaderChoice) -> dict[str, str]:
-    own, new = choice.own, choice.new
-    pairs = (
-        ("num_workers", own.workers, new.workers),
-        ("persistent_workers", own.persistent, new.persistent),
-    )
-    found = {name: str(value) for name, before, value in pairs if value != before}
-    if new.cache_bytes:
-        found["dataset"] = f'stoker.cached(..., "{format_bytes(new.cache_bytes)}")'
-    return found
-
-
-def _import_stoker(text: str) -> str:
-    """Return the script with an import in front of its first one."""
-    lines = text.splitlines(keepends=True)
-    imports = [
-        node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))
-    ]
-    own = [node for node in imports if getattr(node, "module", "") != "__future__"]
-    if own and not any(name.name == "stoker" for node in own for name in node.names):
-        lines.insert(own[0].lineno - 1, "import stoker\n")
-    return "".join(lines)
-
-
 def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
     """Return the script with a call's options written."""
 
@@ -101,8 +63,6 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
         return sum(map(len, lines[: line - 1])) + len(before)
 
     text = "".join(lines)
-    options = dict(options)
-    cached = options.pop("dataset", "")
     given = {word.arg: word.value for word in call.keywords}
     spans = [
         (offset(value.lineno, value.col_offset), offset(value.end_lineno, value.end_col_offset))
@@ -125,12 +85,6 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
             default=0,
         )
         edits.append((last, last, new))
-    dataset = call.args[0] if call.args else given.get("dataset")
-    if cached and dataset is not None and dataset.end_lineno and dataset.end_col_offset:
-        start = offset(dataset.lineno, dataset.col_offset)
-        end = offset(dataset.end_lineno, dataset.end_col_offset)
-        before, after = cached.split("...")
-        edits += [(start, start, before), (end, end, after)]
     for start, end, value in sorted(edits, reverse=True):
         text = text[:start] + value + text[end:]
     return text

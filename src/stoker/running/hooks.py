@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import sys
@@ -16,7 +15,6 @@ from stoker.basics.resources import format_bytes
 from stoker.basics.warn import say
 from stoker.frameworks.rank import process_group
 from stoker.running.batches import ChangedLoader
-from stoker.running.edits import show_edits
 from stoker.running.examples.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
 from stoker.running.outcome import EpochPace, RunOutcome
@@ -30,7 +28,7 @@ _OTHERS = 2
 def attach(loader_class: Any) -> None:
     """Put the hooks on PyTorch's ``DataLoader``."""
     module = sys.modules[loader_class.__module__]
-    process = _running_process()
+    process = _RunningProcess(module, sys.modules["torch"])
 
     def adopt(loader: Any, start: Any) -> Any:
         if module.get_worker_info() is not None or multiprocessing.current_process().daemon:
@@ -39,22 +37,6 @@ def attach(loader_class: Any) -> None:
         return start(loader) if changed is None else changed.iterate(loader)
 
     hook_loaders(loader_class, adopt)
-
-
-def attach_stateful(loader_class: Any) -> None:
-    """Put the hooks on torchdata's loader, which builds and iterates without PyTorch's own."""
-    process = _running_process()
-
-    def leave(loader: Any, start: Any) -> Any:
-        process.leave(loader, "its position is that of its own workers")
-        return start(loader)
-
-    hook_loaders(loader_class, leave)
-
-
-@functools.cache
-def _running_process() -> _RunningProcess:
-    return _RunningProcess(sys.modules["torch.utils.data.dataloader"], sys.modules["torch"])
 
 
 class _RunningProcess:
@@ -95,25 +77,11 @@ class _RunningProcess:
         self._known[loader] = found
         return found
 
-    def leave(self, loader: Any, why: str) -> None:
-        """Say once that a loader is left as it is."""
-        if loader in self._known:
-            return
-        self._known[loader] = None
-        site = self._name(loader)
-        self._outcome.note(site)
-        self._tell(site, f"left as it is: a {type(loader).__name__}: {why}")
-
-    def _tell(self, site: str, text: str) -> bool:
-        """Say what is done with a loader, and return True, if that was not said last.
-
-        A loader may be built anew for every epoch.
-        """
-        if self._told.get(site) == text:
-            return False
-        self._told[site] = text
-        self._say(f"{site}: {text}")
-        return True
+    def _tell(self, site: str, text: str) -> None:
+        """Say what is done with a loader, unless that was said last: it may be built anew."""
+        if self._told.get(site) != text:
+            self._told[site] = text
+            self._say(f"{site}: {text}")
 
     def _name(self, loader: Any) -> str:
         """Name a loader as the analysis does; one that is built anew for every epoch stays one."""
@@ -144,10 +112,7 @@ class _RunningProcess:
             self._choices[kind] = choice, pace
             if choice.is_changed:
                 self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
-            is_new = self._tell(site, describe(choice))
-            if is_new and self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
-                place = vars(loader).get("_stoker_place", ("", 0))
-                say(show_edits(place, choice).removesuffix("\n"))
+            self._tell(site, describe(choice))
         choice, pace = self._choices[kind]
         if not choice.is_changed:
             return None

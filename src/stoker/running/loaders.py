@@ -148,7 +148,7 @@ def choose(
         new, why = _want(own, msgspec.structs.replace(plan, workers=None), is_analyzed=is_analyzed)
         found = _fit(own, new, plan, trial, why)
     kept = msgspec.structs.replace(found.new, cache_bytes=size)
-    return msgspec.structs.replace(found, new=kept, identity=trial.identity)
+    return msgspec.structs.replace(found, new=kept, identity=f"{plan.run} {trial.identity}")
 
 
 def _fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ KINDS = ("workers", "cache", "redraw")
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a script's loaders, and their predicted gain."""
 
+    run: str = ""
+    """A name of the run: its ranks share the examples that they keep."""
     loader: str
     """The loader that was analyzed: file and line."""
     workers: int | None = None
@@ -42,15 +45,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the script was seen to change of the dataset between epochs, by name."""
     redraw: bool = False
     """True if examples that are drawn at random in workers may be drawn otherwise."""
-    print_diff: bool = False
     report: str = ""
     """The report's file; empty if there is none."""
 
 
-def make_plan(
-    report: Report, do: Iterable[str], *, print_diff: bool = False, path: Path | None = None
-) -> RunPlan:
-    """Return what a report advises of the kinds in ``do``.
+def merge_options(report: Report) -> LoaderOptions:
+    """Return the options that a report's actions set.
 
     Raises ValueError for a report of a pipeline, whose code is the user's to edit.
     """
@@ -58,19 +58,33 @@ def make_plan(
         raise ValueError(
             "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
         )
-    workers, persistent, gain = None, False, 1.0
-    for action in report.actions if "workers" in do else ():
-        options = action.options or LoaderOptions()
-        workers = options.num_workers or workers
-        persistent = persistent or options.persistent_workers
-        if options.num_workers:
-            gain = max(gain, action.gain.value)
+    advised = [action.options for action in report.actions if action.options is not None]
+    counts = [options.num_workers for options in advised if options.num_workers]
+    return LoaderOptions(
+        counts[-1] if counts else None, any(options.persistent_workers for options in advised)
+    )
+
+
+def make_plan(report: Report, do: Iterable[str], *, path: Path | None = None) -> RunPlan:
+    """Return what a report advises of the kinds in ``do``.
+
+    Raises ValueError as ``merge_options`` does.
+    """
+    options = merge_options(report)
+    if "workers" not in do:
+        options = LoaderOptions()
+    gains = [
+        action.gain.value
+        for action in report.actions
+        if action.options is not None and action.options.num_workers
+    ]
     seen = report.as_it_is
     return RunPlan(
+        run=secrets.token_hex(8),
         loader=report.loader.name,
-        workers=workers,
-        persistent=persistent,
-        gain=gain,
+        workers=options.num_workers,
+        persistent=options.persistent_workers,
+        gain=max([1.0, *gains]) if options.num_workers else 1.0,
         kept_gain=predict_kept_gain(report),
         examples_per_s=None if seen is None else seen.rate.value,
         batch_size=report.loader.batch_size,
@@ -79,7 +93,6 @@ def make_plan(
         cache="cache" in do,
         changes=report.loader.changes or [],
         redraw="redraw" in do,
-        print_diff=print_diff,
         report="" if path is None else str(path.absolute()),
     )
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.gate.metrics import FALLS, Condition, RunFigures
-from stoker.analysis.model.intervals import estimate_interval
+from stoker.analysis.model.rates import estimate_interval
 from stoker.analysis.model.report import HostLoad
 from stoker.basics.resources import format_rounded
 

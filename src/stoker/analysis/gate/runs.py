@@ -17,8 +17,6 @@ from stoker.basics.signals import defer_interrupts
 
 # For imports, models and data to load, until the first batch. Chosen, not measured.
 _STARTUP_S = 600.0
-# Of training without a loader, as in the analysis (scripts/script_job.py).
-_LOADERLESS_S = 30.0
 # Looking reads the new rows only, but takes a processor from the script.
 _LOOK_S = 0.5
 
@@ -99,7 +97,7 @@ def run_once(
         ranks = _find_trainers(session)
         if not ranks:
             raise AnalysisError(
-                "the script trained without iterating a DataLoader of PyTorch, or a pipeline"
+                "the script ended without iterating a DataLoader of PyTorch, or a pipeline"
             )
         session.site = ranks[0].loader(ranks[0].slot)["site"]
         session.finish()
@@ -114,12 +112,12 @@ def run_once(
 
 def _has_lasted(session: Session, seconds: float) -> bool:
     ranks = session.ranks
-    if not ranks:
-        return session.measure_loaderless_s() >= _LOADERLESS_S
     every = [session.read_rows(rank) for rank in ranks]
-    return all(
-        rows and (rows[-1].left_ns - rows[0].left_ns) / 1e9 >= seconds for rows in every
-    ) and all(rank.about["on_this_host"] <= len(ranks) for rank in ranks)
+    return (
+        bool(ranks)
+        and all(rows and (rows[-1].left_ns - rows[0].left_ns) / 1e9 >= seconds for rows in every)
+        and all(rank.about["on_this_host"] <= len(ranks) for rank in ranks)
+    )
 
 
 def _find_trainers(session: Session) -> list[RankTrace]:

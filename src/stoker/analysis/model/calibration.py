@@ -84,7 +84,7 @@ def _scale_prep(job: Measured, faster: float) -> Measured:
         job,
         prep=tuple((count, faster * rate) for count, rate in job.prep),
         miss_s=job.miss_s / faster,
-        after_s=tuple((place, behind_s / faster) for place, behind_s in job.after_s),
+        echo_after_s=job.echo_after_s / faster,
     )
 
 

@@ -102,8 +102,11 @@ def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
             for count in counts
         )
 
+    # Not 0 if everything is kept: it is a divisor.
+    faster = 1.0 / max(1.0 - held, 1e-9)
     return replace(
-        _with_less_fetching(case, held),
+        scale_fetch(case, faster),
+        miss_s=case.miss_s * (1.0 - held),
         prep=tuple(
             (count, 1.0 / mix(1.0 / prep_rate(case.prep, count), 1.0 / prep_rate(kept.prep, count)))
             for count in counts
@@ -113,33 +116,24 @@ def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
     )
 
 
-def with_less_work(case: Measured, saved: float, later_s: float) -> Measured:
-    """Return a pipeline that keeps a fraction of its work, with ``later_s`` an example after that.
+def without_work(case: Measured, later_s: float) -> Measured:
+    """Return a pipeline that has no more than ``later_s`` of work for an example.
 
     What workers take from training, beyond processor time, is assumed to shrink with their time:
     memory bandwidth, shared cores, late batches.
     """
-
-    def mixed(takes_s: float) -> float:
-        return (1.0 - saved) * takes_s + saved * min(takes_s, later_s)
-
-    many = [(max(1, count), count, rate) for count, rate in case.prep]
+    takes_s = {count: max(1, count) / rate for count, rate in case.prep}
+    # Not 0 where nothing is left to do: it is a divisor.
+    left_s = {count: max(1e-9, min(takes, later_s)) for count, takes in takes_s.items()}
     return replace(
-        _with_less_fetching(case, saved),
-        prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
-        prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
+        case,
+        prep=tuple((count, max(1, count) / left) for count, left in left_s.items()),
+        prep_cpu=tuple((count, min(cpu_s, later_s)) for count, cpu_s in case.prep_cpu),
         efficiency=tuple(
-            (count, 1.0 - (1.0 - one) * mixed(takes_s) / takes_s)
+            (count, 1.0 - (1.0 - one) * left_s[count] / takes_s[count])
             for count, one in case.efficiency
-            for takes_s in [max(1, count) / prep_rate(case.prep, count)]
         ),
     )
-
-
-def _with_less_fetching(case: Measured, held: float) -> Measured:
-    # Not 0 if everything is kept: it is a divisor.
-    faster = 1.0 / max(1.0 - held, 1e-9)
-    return replace(scale_fetch(case, faster), miss_s=case.miss_s * (1.0 - held))
 
 
 def predict_gain(

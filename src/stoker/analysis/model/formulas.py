@@ -58,16 +58,6 @@ def smallest_cache(
     return high
 
 
-def page_cache_misses(cached_fraction: float) -> float:
-    """Return the fraction of reads that miss an LRU page cache holding this fraction of the data.
-
-    ``m = t - t * ln(t)`` with ``t = 1 - x``, for an epoch in random order; a cache that never
-    evicts misses ``1 - x``. (Linux is not a pure LRU: it does somewhat better.)
-    """
-    t = 1.0 - min(1.0, max(0.0, cached_fraction))
-    return t - t * math.log(t) if t > 0.0 else 0.0
-
-
 def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
     """Return P for a number of workers, from the measured curve.
 

@@ -22,12 +22,10 @@ from stoker.analysis.model.formulas import (
     interpolate,
     inverse,
     loader_rate,
-    page_cache_misses,
     prep_rate,
     smallest_cache,
 )
 
-PLACES = ("batch", "after-augmentation", "before-augmentation")
 FED = 0.05
 """Stalls below this fraction of the time are not worth acting on: the split is off by up to 0.037
 (bench/results/analyze_split.json)."""
@@ -77,9 +75,9 @@ class Measured:
     """True if the accelerator is the host's own processor."""
     prep_fetches: bool = False
     """True if P includes fetching over a network: its loss is then counted as fetching."""
-    after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
-    """For each place of an echo whose split was measured: worker seconds behind it, which each use
-    costs."""
+    echo_after_s: float = 0.0
+    """Worker seconds an example behind an echo, which each use costs; 0: whole batches are
+    echoed."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,8 @@ class Change:
     """Storage bandwidth in MB/s (10^6 bytes)."""
     accelerator: float = 1.0
     """The accelerator's speed, as a multiple."""
-    jobs: int = 1
-    """Jobs at a time on this host, each with an accelerator of its own, on the same data."""
-    sharing: bool = False
-    """True if these jobs share one preparation."""
     echo: float = 1.0
     """Echoing factor: mean uses of a fresh example."""
-    echo_at: str = "batch"
-    """The place of the echo: one of PLACES."""
 
 
 NOTHING = Change()
@@ -109,10 +101,10 @@ NOTHING = Change()
 
 @dataclass(frozen=True)
 class Prediction:
-    """How fast one job runs. Rates in examples/s."""
+    """How fast a job runs. Rates in examples/s."""
 
     rate: float
-    """Examples (uses, under echoing) that a job trains on."""
+    """Examples (uses, under echoing) that it trains on."""
     fresh_rate: float
     """The fresh ones of these examples. A repeat may be worth less than a fresh example."""
     steps_per_s: float
@@ -142,7 +134,6 @@ def check_change(measured: Measured, change: Change) -> None:
     for name, value, least in (
         ("cores", change.cores, 1),
         ("cache", change.cache_bytes, 0),
-        ("jobs", change.jobs, 1),
         ("echo", change.echo, 1),
     ):
         if value is not None and not least <= value < math.inf:
@@ -151,15 +142,6 @@ def check_change(measured: Measured, change: Change) -> None:
     for name, number in above_0.items():
         if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: above 0")
-    if change.echo_at not in PLACES:
-        raise ValueError(f"echo-at={change.echo_at!r}: one of {', '.join(PLACES)}")
-    if change.echo > 1 and change.echo_at not in dict(measured.after_s):
-        raise ValueError(
-            f"echo-at={change.echo_at}: the analysis could not separate the work before and after "
-            "that place (from outside, a dataset's __getitem__ is one piece); analyze a stoker "
-            "pipeline, whose stages are known, or ask for one of: "
-            + ", ".join(place for place, _ in measured.after_s)
-        )
     fetching = change.cache_bytes is not None or change.storage_mbps is not None
     if fetching and (measured.storage is None or measured.cache is None):
         raise ValueError(
@@ -227,40 +209,34 @@ def warm_rate(measured: Measured, workers: int) -> float:
 
 
 def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
-    """Return how fast each job runs after ``change``.
+    """Return how fast the job runs after ``change``.
 
     The rate is ``min(F, k * min(G, H, 1 / (1/P + w)))``, with ``k`` the efficiency for that many
     workers and ``w`` their wait for misses. Without workers, training waits while it prepares:
     ``k / (1/G + 1/loader)``.
 
-    With K jobs that do not share, each gets a K-th of the preparation, of the storage and of the
-    processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
-    costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
-    ``t_before`` are the worker seconds an example in front of the echo.
+    Under an echo of factor e, a use costs ``1/(e F)`` of fetching and
+    ``1/P - (1 - 1/e) * t_before/W`` of preparation, where ``t_before`` are the worker seconds an
+    example in front of the echo.
 
     Raises ValueError if the analysis cannot answer.
     """
     check_change(measured, change)
     echo = change.echo
-    divided_by = 1 if change.sharing else change.jobs
     ingestion = measured.ingestion * change.accelerator
 
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
     fresh_prep_s = inverse(prep_rate(measured.prep, workers))
-    behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
-    behind_s = min(behind_s, fresh_prep_s)
-    use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s
-    prep_divided_by = 1 if alone else divided_by  # each training process prepares by itself
-    prep_s = prep_divided_by * use_prep_s
+    behind_s = min(measured.echo_after_s / max(1, workers), fresh_prep_s)
+    prep_s = (fresh_prep_s - behind_s) / echo + behind_s
 
     x = cached_fraction(measured, change)
     fetch_s = waiting_s = 0.0
     storage, cache = storage_rate(measured, change), cache_rate(measured, change)
     if storage is not None and cache is not None:
-        fetch_s = divided_by * inverse(fetch_rate(x, storage, cache)) / echo
-        waiting_s = miss_seconds(measured, change) / max(1, workers)
-        waiting_s *= prep_divided_by * (1.0 - x) / echo
+        fetch_s = inverse(fetch_rate(x, storage, cache)) / echo
+        waiting_s = (1.0 - x) * miss_seconds(measured, change) / max(1, workers) / echo
     loader = loader_rate(inverse(fetch_s), inverse(prep_s), waiting_s)
 
     cores = max(measured.cores, change.cores or 0)
@@ -268,8 +244,8 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     if measured.trains_on_cpu:
         step_cpu_s /= change.accelerator
     prep_cpu_s = interpolate(measured.prep_cpu, workers)
-    prep_cpu_s *= use_prep_s / fresh_prep_s if fresh_prep_s > 0 else 1.0
-    processors = inverse((change.jobs * step_cpu_s + divided_by * prep_cpu_s) / cores)
+    prep_cpu_s *= prep_s / fresh_prep_s if fresh_prep_s > 0 else 1.0
+    processors = inverse((step_cpu_s + prep_cpu_s) / cores)
 
     reached = interpolate(measured.efficiency, workers, 1.0)
 
@@ -312,13 +288,6 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     )
 
 
-def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
-    """Return the prediction with a page cache of that size, by ``page_cache_misses``."""
-    check_change(measured, change)
-    x = 1.0 - page_cache_misses(cached_fraction(measured, change))
-    return predict(replace(measured, cached_fraction=x), replace(change, cache_bytes=None))
-
-
 def dataset_bytes(measured: Measured) -> float | None:
     """Return the bytes of the whole dataset, or None if they are unknown."""
     if not measured.example_bytes or not measured.examples:
@@ -331,8 +300,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
     storage, cache = storage_rate(measured, change), cache_rate(measured, change)
     if storage is None or cache is None:
         return None
-    # Uses per fetch of an example: more under an echo, fewer if jobs share storage.
-    uses = change.echo / (1 if change.sharing else change.jobs)
+    uses = change.echo
     # Without workers, training waits for the loader's whole time.
     overlaps = measured.workers > 0 or change.cores is not None
     takes = min(prediction.ingestion, prediction.processors) if overlaps else math.inf

@@ -21,6 +21,8 @@ SCHEMA = "stoker-analysis/1"
 _BUSY = 0.1
 
 _MOST_WORKERS = MOST_CORES * MOST_WAITING
+# Of an action that is named first: a smaller gain is hardly noticed. Chosen, not measured.
+_WORTH_DOING = 1.05
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -153,6 +155,8 @@ class Loader(msgspec.Struct, frozen=True):
     seen."""
     moves: list[str] = []
     """What reading an example changes of the dataset, by name; unknown where that is random."""
+    place: tuple[str, int] | None = None
+    """The path and the line of ``name``; None for a pipeline."""
 
 
 class AsItIs(msgspec.Struct, frozen=True):
@@ -266,7 +270,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     untold: list[str] = []
     """What the analysis cannot tell, each with what it knows instead; also among ``doubts``."""
     verdict: str
-    """The conclusion in sentences; doubts come first."""
+    """What limits the job, and how much that costs, in sentences."""
     doubts: list[str] = []
     """Reasons why the verdict is uncertain: contradictory or too few measurements."""
     bound: str
@@ -292,8 +296,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the copy of a batch to the device takes; part of G. None without a device."""
     step_cpu_s: float = 0.0
     """Processor seconds that training takes for an example."""
-    after_s: dict[str, float] = {}
-    """Worker seconds per example after each place of an echo, where they are known."""
+    echo_after_s: float | None = None
+    """For a pipeline: worker seconds for an example behind an echo before the first random stage,
+    which each use costs. None: only whole batches can be echoed."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
     kept: PrepPoint | None = None
@@ -316,29 +321,48 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return str(self)
 
     def __str__(self) -> str:
-        """Return the verdict, the split, the rates and what would help, as a few lines."""
-        split = self.split
-        lines = [
-            self.verdict,
-            f"  compute {split.compute:.0%}, prep stall {split.prep_stall:.0%}, "
-            f"fetch stall {split.fetch_stall:.0%}",
-        ]
-        for name, rate in msgspec.structs.asdict(self.rates).items():
-            if rate is None:
-                lines.append(f"  {name}  not known: {self.reasons.get(name, 'not measured')}")
-            else:
-                lines.append(f"  {name}  {rate} examples/s")
-        lines += [
-            f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
-            "the preparation"
-            for cost in self.transforms
-        ]
-        for number, action in enumerate(self.actions, 1):
-            when = f"{action.condition}: " if action.condition else ""
-            what = f"{when}{action.title}: {action.code}"
-            lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
-        lines += [f"  note: {note}" for note in self.notes]
+        """Return the verdict, what to do first, and where the time goes, in about ten lines.
+
+        ``stoker analyze --details`` and the page show all of it.
+        """
+        lines = [*(f"Uncertain: {doubt}." for doubt in self.doubts[:2]), self.verdict + "."]
+        best = self.first_action
+        if best is not None:
+            gain = best.gain
+            lines += [
+                f"First: {best.title}. {gain.value:.2f} times as fast ({gain.low:.2f} to "
+                f"{gain.high:.2f}): an hour becomes {60 / gain.value:.0f} min.",
+                f"  {best.code}",
+            ]
+            if best.options is not None:
+                is_python = Path(self.command[0]).name.startswith("python")
+                script = " ".join(self.command[is_python:])
+                lines.append(f"  or without an edit: stoker run {script}")
+        elif self.bound != "compute":
+            top = next(iter(self.transforms), None)
+            why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
+            lines.append(f"Nothing that is known of the loader would help much{why}.")
+            lines += [
+                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title}."
+                for each in self.actions[:1]
+                if each.condition
+            ]
+        if self.transforms:
+            costs = (f"{cost.name} {cost.share.value:.0%}" for cost in self.transforms[:4])
+            lines.append(f"Preparing: {', '.join(costs)}.")
+        if self.as_it_is is not None:
+            seen = self.as_it_is
+            lines.append(
+                f"As it is: {seen.rate} {self.loader.unit}/s, {seen.wait_fraction:.0%} of the time "
+                "inside next()."
+            )
         return "\n".join(lines)
+
+    @property
+    def first_action(self) -> Action | None:
+        """The best action without a condition, if it gains enough to be worth the change."""
+        known = (action for action in self.actions if not action.condition)
+        return next((each for each in known if each.gain.value >= _WORTH_DOING), None)
 
 
 def find_point(curve: Sequence[PrepPoint], workers: int) -> PrepPoint | None:
@@ -395,8 +419,7 @@ def to_measured_apart(report: Report) -> Measured:
         prep_cpu=tuple(sorted((point.workers, point.cpu_s) for point in report.prep)),
         trains_on_cpu=report.trains_on_cpu,
         prep_fetches=rates.P is None,
-        # Behind a batch nothing is paid, whatever is known of other places.
-        after_s=tuple({"batch": 0.0, **report.after_s}.items()),
+        echo_after_s=report.echo_after_s or 0.0,
     )
     return replace(found, efficiency=find_efficiency(found, report.prep))
 

@@ -131,8 +131,8 @@ class Trace:
     process_trial: ProcessTrial | None = None
     """Of a pipeline: what its first worker process showed of the user's code."""
     keeping: Keeping | None = None
-    after_s: dict[str, float] = field(default_factory=dict)
-    """Of a pipeline: worker seconds an example behind each place of an echo."""
+    echo_after_s: float | None = None
+    """Of a pipeline: worker seconds an example from its first random stage on."""
     crash: Crash | None = None
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What if: how fast would a job be with other hardware, a cache, an echo, more jobs?
+"""What if: how fast would a job be with other hardware, a cache or an echo?
 
 ``answer`` takes one ``Change``. It returns the speed before and after, the cache and the cores with
 which storage and preparation no longer limit, and a curve of the speed over each changed quantity.
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.analysis.model.formulas import page_cache_misses
 from stoker.analysis.model.model import (
     MOST_CORES,
     NOTHING,
@@ -23,12 +22,11 @@ from stoker.analysis.model.model import (
     find_cache_needed,
     find_cores_needed,
     predict,
-    predict_with_page_cache,
 )
 
 FIELDS = {
     "cache": "cache_bytes", "cores": "cores", "storage-mbps": "storage_mbps",
-    "accelerator": "accelerator", "jobs": "jobs", "echo": "echo",
+    "accelerator": "accelerator", "echo": "echo",
 }  # fmt: skip
 """The field of ``Change`` for each quantity, by the name of its option."""
 
@@ -48,31 +46,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Caches:
-    """A cache that never evicts, compared with a page cache of the same size."""
-
-    size_bytes: int
-    holds: float
-    """Share of the dataset that fits."""
-    misses: float
-    """Share of the reads that go to storage with the cache that never evicts."""
-    page_cache_misses: float
-    rate: float
-    """Examples/s with the cache that never evicts."""
-    page_cache_rate: float
-
-
-@dataclass(frozen=True)
 class Point:
     """One value of the quantity, and the speed there."""
 
     at: float
     """In the quantity's unit; for the cache, the fraction of the dataset that it holds."""
     rate: float
-    """Examples/s (uses/s under an echo) of a job."""
+    """Examples/s (uses/s under an echo)."""
     bound: str
-    beside: float | None
-    """The rate to compare with (``Curve.beside``)."""
     mark: str
     """``"as it is"``, ``"asked"`` or nothing."""
 
@@ -83,8 +64,6 @@ class Curve:
 
     quantity: str
     """One of FIELDS."""
-    beside: str
-    """The meaning of a point's second rate; empty if there is none."""
     points: tuple[Point, ...]
 
 
@@ -94,23 +73,18 @@ class Answer:
 
     change: Change
     outcomes: tuple[Outcome, ...]
-    caches: Caches | None
     curves: tuple[Curve, ...]
 
 
 def answer(job: Measured, change: Change) -> Answer:
     """Predict the effect of ``change``. Raises ValueError if the analysis does not allow it."""
     ways = {"as it is": NOTHING}
-    if change.jobs > 1:
-        ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
-        ways[f"{change.jobs} jobs that share"] = replace(change, sharing=True)
-    elif change != NOTHING:
+    if change != NOTHING:
         ways["then"] = change
     outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
     return Answer(
         change=change,
         outcomes=outcomes,
-        caches=_compare_caches(job, change) if change.cache_bytes is not None else None,
         curves=tuple(_make_curve(job, change, name) for name in _choose_quantities(job, change)),
     )
 
@@ -131,18 +105,6 @@ def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
         cache_needed=needed,
         cache_needed_bytes=None if needed is None or size is None else math.ceil(needed * size),
         cores_needed=find_cores_needed(job, change, prediction),
-    )
-
-
-def _compare_caches(job: Measured, change: Change) -> Caches:
-    holds = cached_fraction(job, change)
-    return Caches(
-        size_bytes=change.cache_bytes or 0,
-        holds=holds,
-        misses=1.0 - holds,
-        page_cache_misses=page_cache_misses(holds),
-        rate=predict(job, change).rate,
-        page_cache_rate=predict_with_page_cache(job, change).rate,
     )
 
 
@@ -167,14 +129,11 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     asked = getattr(change, field) if is_asked(change, quantity) else None
     found: float = 1
     to_field: Callable[[float], Any] = float
-    beside = ""
-    predict_beside: Callable[[Change], float] | None = None
     if quantity == "cache":
         found = job.cached_fraction
         asked = None if asked is None else cached_fraction(job, change)
         grid = [tenth / 10 for tenth in range(11)]
         size, to_field = dataset_bytes(job) or 0.0, lambda x: round(x * size)
-        beside, predict_beside = "page cache", lambda at: predict_with_page_cache(job, at).rate
     elif quantity == "cores":
         found, to_field = job.workers, int
         needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
@@ -185,29 +144,22 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     elif quantity == "accelerator":
         # From a quarter of the accelerator's speed to four generations faster.
         grid = _double(0.25, max(16.0, change.accelerator))
-    elif quantity == "jobs":
-        grid, to_field = _double(1, change.jobs), int
-        change = replace(change, sharing=False)
-        beside, predict_beside = "sharing", lambda at: predict(job, replace(at, sharing=True)).rate
     else:
         grid = _double(1.0, max(8.0, change.echo))
-        beside, predict_beside = "of these fresh", lambda at: predict(job, at).fresh_rate
     points = []
     for value in sorted({*grid, found, *([] if asked is None else [asked])}):
         own = value == found and value != asked
         asks: dict[str, Any] = {field: unchanged if own else to_field(value)}
-        at = replace(change, **asks)
-        prediction = predict(job, at)
+        prediction = predict(job, replace(change, **asks))
         points.append(
             Point(
                 at=value,
                 rate=prediction.rate,
                 bound=prediction.bound,
-                beside=predict_beside(at) if predict_beside else None,
                 mark="asked" if value == asked else "as it is" if value == found else "",
             )
         )
-    return Curve(quantity, beside, tuple(points))
+    return Curve(quantity, tuple(points))
 
 
 def _double(start: float, end: float) -> list[float]:

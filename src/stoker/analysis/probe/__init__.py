@@ -3,11 +3,10 @@
 The probe waits for ``torch.utils.data.dataloader`` and then replaces five methods of its classes:
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` and ``_get_iterator``
 (start-up), ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
-``_DatasetKind.create_fetcher`` (work in the workers, only in drains). Until a loader is iterated, a
-sixth hook, in ``torch.autograd``, notes training without a loader. Where only batches are counted
-and timed (`stoker gate`), stoker's pipelines have two hooks, too. The probe draws no random
-number of the script's, starts no thread, and holds no batch and no loader. It removes itself when
-it fails.
+``_DatasetKind.create_fetcher`` (work in the workers, only in drains). A sixth hook, in
+``torch.autograd``, counts backward passes. Where only batches are counted and timed (`stoker
+gate`), stoker's pipelines have two hooks, too. The probe draws no random number of the script's,
+starts no thread, and holds no batch and no loader. It removes itself when it fails.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def attach_stateful(module: ModuleType, folder: str) -> None:
 
 
 def watch_backward(module: ModuleType, folder: str) -> None:
-    """Note training without a loader (``torch.autograd``)."""
-    backward_watch.watch_backward(module, folder)
+    """Count the backward passes (``torch.autograd``)."""
+    backward_watch.watch_backward(module)
 
 
 def attach(module: ModuleType, folder: str) -> None:
@@ -186,7 +186,6 @@ def _is_part() -> bool:
 
 def _find_process(folder: str) -> ProbedProcess:
     if not _current or _current[0].pid != os.getpid():
-        backward_watch.note_loader()
         _current[:] = [ProbedProcess(folder)]
     return _current[0]
 

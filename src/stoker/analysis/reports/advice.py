@@ -15,9 +15,9 @@ from stoker.analysis.model.changes import (
     predict_gain,
     with_faster_prep,
     with_kept,
-    with_less_work,
     with_processes,
     with_workers,
+    without_work,
 )
 from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.model import Change, predict
@@ -268,12 +268,15 @@ def _advise_place(report: Report) -> Iterator[Action]:
     if keeping is None:
         return
     # What is random, and behind the cache, is made anew for each use.
-    later_s = report.after_s.get("before-augmentation", 0.0)
+    later_s = report.echo_after_s or 0.0
     yield Action(
         f"keep {keeping.kept_fraction:.0%} of the examples as {keeping.name} makes them",
         f"{keeping.name}.cache()",
         predict_gain(
-            report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
+            report,
+            job=lambda case: with_kept(
+                case, 1 - keeping.left_fraction, without_work(case, later_s)
+            ),
         ),
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
         'less than with a cache at any other place (.cache("auto") chooses it)',
@@ -338,22 +341,22 @@ def _advise_echo(report: Report) -> Iterator[Action]:
     """Advise echoing, by the factor that keeps the accelerator busy."""
     job = to_measured(report)
     before = predict(job)
-    place = "before-augmentation" if "before-augmentation" in report.after_s else "batch"
     factor, best = 1, before.rate
     for echo in range(2, _MOST_ECHO + 1):
-        rate = predict(job, Change(echo=echo, echo_at=place)).rate
+        rate = predict(job, Change(echo=echo)).rate
         if rate < best * WORTH:
             break
         factor, best = echo, rate
     if factor == 1:
         return
-    code = "for batch in stoker.echo(loader, transform=...): ..."
-    if place != "batch":
-        code = ".echo()  # before the first random_map"
+    what, code = "batch", "for batch in stoker.echo(loader, transform=...): ..."
+    if report.echo_after_s is not None:
+        what, code = "example", ".echo()  # before the first random_map"
     yield Action(
-        f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
+        f"use every {what} {factor} times (echoing)",
         code,
-        predict_gain(report, Change(echo=factor, echo_at=place)),
-        "measured in steps; a repeated example is worth less than a fresh one (docs/evidence.md "
-        f"has the gains of other tasks by R, which is {job.ingestion / before.rate:.1f} here)",
+        predict_gain(report, Change(echo=factor)),
+        "measured in steps (docs/evidence.md has the gains of other tasks by R, which is "
+        f"{job.ingestion / before.rate:.1f} here)",
+        "if a repeated example is worth nearly as much as a fresh one",
     )

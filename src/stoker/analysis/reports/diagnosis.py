@@ -499,7 +499,7 @@ class _RankFindings:
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
-            after_s={} if self.p_known is None else trace.after_s,
+            echo_after_s=None if self.p_known is None else trace.echo_after_s,
             startup_s=(
                 rates.estimate_startup_s(rank)
                 if rank.workers and rank.described.get("persistent") is False
@@ -531,6 +531,7 @@ class _RankFindings:
             trains=any(row.trains for row in rows),
             changes=about["changes"],
             moves=rank.described.get("moves", []) if is_own else [],
+            place=tuple(about["place"]) if about.get("place") else None,
         )
 
 

@@ -69,6 +69,7 @@ def _list_parts(report: Report) -> Iterator[str]:
     yield f"<p>stoker analyze {escape(' '.join(report.command))}</p>"
     yield f"<h1>{escape(headline)}</h1>"
     yield from (f"<p>{escape(sentences)}</p>" for sentences in rest)
+    yield from (f"<p>Uncertain: {escape(doubt)}</p>" for doubt in report.doubts)
     yield from map(_write_part, terminal.list_parts(report))
     yield "<h2>What if</h2>"
     try:

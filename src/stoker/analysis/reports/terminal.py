@@ -16,6 +16,7 @@ from rich.text import Text
 from stoker.analysis.model.model import (
     NOTHING,
     Change,
+    cached_fraction,
     dataset_bytes,
 )
 from stoker.analysis.model.report import Report, to_measured
@@ -46,20 +47,22 @@ _QUANTITIES = {  # a curve's label, and what is asked
     ),
     "storage-mbps": ("storage bandwidth (MB/s)", "storage of {storage_mbps:,g} MB/s"),
     "accelerator": ("accelerator (times as fast)", "an accelerator {accelerator:g}x as fast"),
-    "jobs": ("jobs at a time", "{jobs} jobs at a time on this host"),
-    "echo": ("echoing factor", "an echo of factor {echo:g} at {echo_at}"),
+    "echo": ("echoing factor", "an echo of factor {echo:g}"),
 }
 
 
-def show_report(report: Report, console: Console) -> None:
-    """Print a report: verdict, split, rates, scaling, actions, notes."""
-    console.print(Text(f"\n{report.verdict}\n", style="bold"))
+def show_report(report: Report, console: Console, *, details: bool) -> None:
+    """Print a report in about ten lines; with ``details`` also split, rates, scaling, actions."""
+    console.print(Text(f"\n{report}\n"))
+    if not details:
+        console.print("--details shows all rates, actions and notes; --html FILE as a page.")
+        return
     for part in list_parts(report):
         console.print(part)
 
 
 def list_parts(report: Report) -> Iterator[Text | Table]:
-    """Return what is shown of a report, but for its verdict."""
+    """Return what is shown of a report, but for its verdict and doubts."""
     yield _draw_split(report)
     yield _make_rates_table(report)
     if report.transforms:
@@ -100,19 +103,17 @@ def _draw_split(report: Report) -> Text:
 def _make_rates_table(report: Report) -> Table:
     columns = ("", _NUMBER("value"), "95 % interval", "what it is")
     table = _TITLED(*columns, title="Rates, examples/s")
-    reasons: dict[str, str] = {}
+    unknown: dict[str, list[str]] = {}
     for name, rate in asdict(report.rates).items():
         if rate is None:
-            why = report.reasons.get(name, _MEANING[name])
-            if why in reasons:
-                why = f"as {reasons[why]}"
-            reasons.setdefault(why, name)
-            table.add_row(name, "-", "", Text(why, style="dim"))
+            unknown.setdefault(report.reasons.get(name, "not measured"), []).append(name)
         else:
             interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
             table.add_row(name, f"{rate.value:,.0f}", interval, _MEANING[name])
+    captions = [f"{', '.join(names)} not known: {why}" for why, names in unknown.items()]
     if report.copy_s is not None:
-        table.caption = f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms"
+        captions.append(f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms")
+    table.caption = Text("\n".join(captions)) if captions else None
     return table
 
 
@@ -161,13 +162,13 @@ def _make_actions_table(report: Report) -> Table:
     return table
 
 
-def describe_plan(command: list[str], budget_s: float) -> str:
+def describe_plan(command: list[str], max_seconds: float) -> str:
     """Describe, beforehand, what an analysis does to a script."""
     return (
         f"stoker analyze will start\n    {' '.join(command)}\nonce (up to three times if it ends "
         "early), let it run as it is for a few seconds, then hand it the same batches again and "
         "again, then read its data with no training step, cold and warm, and end it. It takes "
-        f"{budget_s / 60:.3g} min at most. It edits no file; the script itself writes its "
+        f"{max_seconds:.0f} s at most. It edits no file; the script itself writes its "
         "files as always. Ctrl-C ends everything."
     )
 
@@ -241,24 +242,14 @@ def _format_cache_needed(outcome: Outcome) -> str:
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
     """Return remarks on the table."""
     lines: list[str] = []
-    caches, change, unit = answer.caches, answer.change, report.loader.unit
-    if caches:
-        lines += [
-            f"{format_bytes(caches.size_bytes)} hold {caches.holds:.1%} of the dataset.",
-            f"  never evicting:    {caches.misses:6.1%} misses, "
-            f"{_format_rate(caches.rate)} {unit}/s",
-            f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
-            f"{_format_rate(caches.page_cache_rate)} {unit}/s",
-        ]
-    if change.jobs > 1:
-        lines.append(
-            "Each job has an accelerator of its own; workers, storage and processors are divided "
-            "among the jobs, or used once for all where they share. Speeds are of one job."
-        )
+    change = answer.change
+    if change.cache_bytes is not None:
+        holds = cached_fraction(to_measured(report), change)
+        lines.append(f"{format_bytes(change.cache_bytes)} hold {holds:.1%} of the dataset.")
     if change.echo > 1:
         lines.append(
             "A repeat may be worth less than a fresh example: uses/s are not progress by "
-            f"themselves. Compare fresh {unit}/s too."
+            f"themselves. Compare fresh {report.loader.unit}/s too."
         )
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
@@ -271,8 +262,8 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 
 
 def _draw_curve(report: Report, curve: Curve) -> Table:
-    columns = _NUMBER(), "", _NUMBER(), "", _NUMBER(curve.beside), ""
-    table = Table(*columns, box=None, pad_edge=False, show_header=bool(curve.beside))
+    columns = _NUMBER(), "", _NUMBER(), "", ""
+    table = Table(*columns, box=None, pad_edge=False, show_header=False)
     most = max(point.rate for point in curve.points)
     for point in curve.points:
         table.add_row(
@@ -280,7 +271,6 @@ def _draw_curve(report: Report, curve: Curve) -> Table:
             "█" * max(1, round(_CURVE_BAR * point.rate / most)),
             _format_rate(point.rate),
             point.bound,
-            "" if point.beside is None else _format_rate(point.beside),
             f"<- {point.mark}" if point.mark else "",
             style="bold" if point.mark else "",
         )

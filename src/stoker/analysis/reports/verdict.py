@@ -49,18 +49,8 @@ def _describe_host(host: HostLoad) -> str:
 
 
 def write_verdict(report: Report) -> str:
-    """Return what limits the job, how much that costs, and what to do first.
-
-    Doubts come first, and the rest is then worded with care.
-    """
-    first, *more = [*report.doubts, ""]
-    text = f"Uncertain: {first}. " if first else ""
-    text += "".join(f"{doubt[0].upper()}{doubt[1:]}. " for doubt in more if doubt)
-    return text + _write_finding(report, sure=not first)
-
-
-def _write_finding(report: Report, *, sure: bool) -> str:
-    split, seen = report.split, report.as_it_is
+    """Return what limits the job, and how much that costs; with care where there are doubts."""
+    split, seen, sure = report.split, report.as_it_is, not report.doubts
     if seen is None:
         return "The script ended before it reached a steady state. Only the rates below are known"
     if report.rates.G is None:
@@ -91,10 +81,6 @@ def _write_finding(report: Report, *, sure: bool) -> str:
     )
     if report.bound == "processors":
         text += ". Preparing takes processors that training needs, too"
-    best = next((action for action in report.actions if not action.condition), None)
-    if best is not None:
-        speed = f"{best.gain.value:.2f}" if sure else f"perhaps {best.gain.value:.1f}"
-        text += f". First: {best.title} ({speed} times as fast)"
     return text
 
 

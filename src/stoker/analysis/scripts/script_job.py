@@ -34,17 +34,15 @@ _MOST_STEPS = 5000
 # caches hold. Chosen, not measured.
 _FILLS_S = 1.0
 _KEPT_BYTES = 64 << 20
-# Of training without a loader. It reads its data in another way, and the analysis says so before it
-# has spent its budget. Chosen, not measured.
-_LOADERLESS_S = 30.0
-
 # Batches of a share of a turn that count: there are several turns. Chosen, not measured.
 _FEWEST_OF_SHARE = 4
 
 Say = Callable[[str], None]
 
 
-def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None, say: Say) -> Trace:
+def trace_script(
+    command: Sequence[str], *, max_seconds: float, loader: str | None, say: Say
+) -> Trace:
     """Run a script through the phases. Raises OSError, KeyboardInterrupt.
 
     Starts it once if it runs long enough, else up to three times, and not again after a crash. All
@@ -52,7 +50,7 @@ def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None,
     """
     began = time.monotonic()
     trace = Trace(list(command))
-    job = ScriptJob(trace, began + budget_s, budget_s, loader, say)
+    job = ScriptJob(trace, began + max_seconds, max_seconds, loader, say)
     with make_folder() as folder:
         while trace.starts < _MOST_STARTS and not {"as-it-is", "G", "drains"} <= job.done:
             before = job.done.copy()
@@ -91,7 +89,7 @@ class ScriptJob:
     """A script, over one or several starts of it; a ``DrivenJob``."""
 
     def __init__(
-        self, trace: Trace, deadline: float, budget_s: float, loader: str | None, say: Say
+        self, trace: Trace, deadline: float, max_seconds: float, loader: str | None, say: Say
     ) -> None:
         """``loader``: the line that builds the loader to analyze; else it is the most used one."""
         self.trace = trace
@@ -99,11 +97,11 @@ class ScriptJob:
         self.done: set[str] = set()
         self.files: list[str] = []
         self._deadline = deadline
-        self._budget_s = budget_s
+        self._max_seconds = max_seconds
         # A phase takes one or two of these; more than 4 s hardly improve a figure. Chosen, not
         # measured.
-        self.unit_s = min(4.0, budget_s / 75)
-        self.patience_s = budget_s / 3
+        self.unit_s = min(4.0, max_seconds / 75)
+        self.patience_s = max_seconds / 3
         self.worker_counts = 5
         self._wanted = loader
         self._site: str | None = None
@@ -133,8 +131,8 @@ class ScriptJob:
             take_at = 0 if "G" in self.done else self._after_replay()
             sites = {"site": self._site, "trains": [self._site, *self._trains]}
             self._plan = sites | {"replay_at": 0, "take_at": take_at}
-        self.say(f"starting the script ({_ORDINALS[self.trace.starts]} start)")
-        session = Session(self.trace, folder, self._deadline, self._budget_s, self._plan)
+        self.say(f"starting the script (start {self.trace.starts})")
+        session = Session(self.trace, folder, self._deadline, self._max_seconds, self._plan)
         self._session = session
         try:
             with contextlib.suppress(Stopped):
@@ -160,15 +158,7 @@ class ScriptJob:
         """Wait for the training loader, and measure the job undisturbed. Raises Stopped."""
         session = self._session
         self.say("as it is: waiting for the first batch")
-        patience_s = min(_LOADERLESS_S, self.patience_s)
-        session.wait_until(
-            lambda: bool(session.ranks) or session.measure_loaderless_s() >= patience_s, "batch"
-        )
-        if not session.ranks:
-            self.trace.reasons["batch"] = (
-                f"it trained for {patience_s:.0f} s without iterating a DataLoader"
-            )
-            raise Stopped
+        session.wait_until(lambda: bool(session.ranks), "batch")
         self.say("as it is: measuring the job without any change")
 
         def is_enough(patient: bool) -> bool:
@@ -365,7 +355,7 @@ class ScriptJob:
         fewest = 1 if fresh or once else 2  # an epoch may be one
         if any(len(answer["arrivals_ns"]) < fewest for answer in answers):
             self.trace.reasons["P"] = (
-                "read alone, the loader gave too few batches in its time: use a larger --budget"
+                "read alone, the loader gave too few batches in its time: use more --max-seconds"
             )
             raise DrainFailed
         for rank, recorded, answer in zip(self._ranks, self._recorded, answers, strict=True):
@@ -484,7 +474,7 @@ class ScriptJob:
         session = self._session
         lasts_s = sum(share.batches * share.each_s for share in shares)
         turns = min(TURNS, int((self._deadline - time.monotonic()) / 3 / lasts_s))
-        lack, remedy = "too little time", "; use a larger --budget"
+        lack, remedy = "too little time", "; use more --max-seconds"
         if self._life is not None:
             # Another half is for what follows.
             left = (self._life - session.count_batches()) // 2
@@ -502,7 +492,9 @@ class ScriptJob:
             do="alternate", again=again, steps=turns * sum(batches),
             shares=[(share.kind, share.workers, share.batches) for share in shares],
         ):  # fmt: skip
-            if "error" in answer and not answer["error"].startswith("StopIteration"):
+            # Its epoch is over, or it was started again and has prepared no batches since.
+            known = "StopIteration", "LookupError"
+            if "error" in answer and not answer["error"].startswith(known):
                 self.trace.note(f"training by turns failed: {answer['error']}")
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
             yield recorded, split_into_turns(pairs, shares)
@@ -539,10 +531,6 @@ class ScriptJob:
             for rank in self._recorded:
                 rank.opened = [line for line in rank.opened if line["kind"] in ("file", "socket")]
         return self.files
-
-
-# As many as there are starts (``_MOST_STARTS``).
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
 def _in_a_line(error: str) -> str:

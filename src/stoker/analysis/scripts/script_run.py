@@ -44,9 +44,9 @@ from stoker.analysis.scripts.script_process import (
 _PREFIX = "stoker-analysis-"
 # Short beside a phase of seconds; a look reads the rows that are new.
 _POLL_S = 0.2
-# Of the budget, for a script to end after the command to end.
+# Of the analysis, for a script to end after the command to end.
 _GRACE = 0.1
-# At least, at most: a checkpoint takes seconds, and a user with a long budget waits for no more
+# At least, at most: a checkpoint takes seconds, and a user with much time waits for no more
 # than half a minute.
 _GRACE_S = 2.0, 30.0
 # Time for a launcher to end after one of its ranks: torchrun ends the other ranks first. Chosen,
@@ -117,7 +117,7 @@ class Session:
         trace: Trace,
         folder: Path,
         deadline: float,
-        budget_s: float,
+        max_seconds: float,
         plan: dict[str, Any],
         cwd: Path | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class Session:
         os.symlink("../alive", folder / "alive")
         self.folder = folder
         self.site: str | None = plan.get("site")
-        self._trace, self._deadline, self._budget_s = trace, deadline, budget_s
+        self._trace, self._deadline, self._max_seconds = trace, deadline, max_seconds
         self._watched: dict[int, WatchedRows] = {}
         self._ranks: dict[int, RankTrace] = {}
         self._number = -1
@@ -181,11 +181,6 @@ class Session:
     def has_ended_by_itself(self) -> bool:
         """True if the script ended without a command to end, and without a crash."""
         return self._process.exit_code == 0 and self._trace.crash is None
-
-    def measure_loaderless_s(self) -> float:
-        """Return for how long a process has trained that never iterated a loader."""
-        spans = [records.read_json(str(path)) for path in self.folder.glob("loaderless-*.json")]
-        return max((last - first for first, last in filter(None, spans)), default=0.0)
 
     def find_recorded(self, rank: RankTrace) -> RankTrace:
         """Return the record of the same rank from the first start."""
@@ -298,7 +293,7 @@ class Session:
             for about in rank.about["loaders"]:
                 for place in records.find_places(about["slot"]):
                     watched.header[place] = 0
-        given_s = min(_GRACE_S[1], max(_GRACE_S[0], _GRACE * self._budget_s))
+        given_s = min(_GRACE_S[1], max(_GRACE_S[0], _GRACE * self._max_seconds))
         until = time.monotonic() + given_s
         while self._process.exit_code is None and time.monotonic() < until:
             self._process.note_processes()
@@ -341,8 +336,6 @@ class Session:
             trace.note(describe_crash(trace.crash))
             reasons[phase] = summarize_crash(trace.crash)
             reasons["output"] = trace.crash.output
-        elif phase == "batch" and (trained_s := self.measure_loaderless_s()) > 0.0:
-            reasons[phase] = f"it trained for {trained_s:.2g} s without iterating a DataLoader"
         else:
             who = "the script" if code is not None else "its training process"
             reasons[phase] = f"{who} ended by itself before the phase was over"

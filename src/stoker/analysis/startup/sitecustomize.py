@@ -62,9 +62,9 @@ def _load_probe(folder: str) -> None:
             file.write(f"{type(error).__name__}: {error}")
 
 
-def _prepare_run(name: str, attach: str, module: ModuleType) -> None:
-    """Have the first loader of a class that is built put the hooks of a run on the class."""
-    loader_class: Any = getattr(module, name)
+def _prepare_run(module: ModuleType) -> None:
+    """Have the first loader that is built put the hooks of a run on its class."""
+    loader_class: Any = module.DataLoader
     build = loader_class.__init__
     prepared: list[Any] = []
 
@@ -72,7 +72,7 @@ def _prepare_run(name: str, attach: str, module: ModuleType) -> None:
         # Lightning wraps ``__init__`` while it has loaders built, and puts this one back then.
         now, loader_class.__init__ = loader_class.__init__, build
         try:
-            getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
+            importlib.import_module("stoker.running.hooks").attach(loader_class)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
@@ -105,13 +105,6 @@ try:
     if folder := os.environ.get("STOKER_PROBE"):
         _load_probe(folder)
     if os.environ.get("STOKER_RUN_PLAN") and os.environ.get("STOKER_RUN") != "0":
-        torch_loader, stateful = "torch.utils.data.dataloader", "torchdata.stateful_dataloader"
-        hooks: dict[str, Callable[[ModuleType], None]] = {
-            torch_loader: functools.partial(_prepare_run, "DataLoader", "attach"),
-            f"{stateful}.stateful_dataloader": functools.partial(
-                _prepare_run, "StatefulDataLoader", "attach_stateful"
-            ),
-        }
-        sys.meta_path.insert(0, _AfterImport(hooks))
+        sys.meta_path.insert(0, _AfterImport({"torch.utils.data.dataloader": _prepare_run}))
 finally:
     _give_way()

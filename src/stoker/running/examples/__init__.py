@@ -1,1 +1,1 @@
-"""A dataset's examples: whether they are random, their identity, and their store."""
+"""A dataset's examples: whether they are random, and their store."""

@@ -9,9 +9,15 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import pickle
+import secrets
 import shutil
+import sys
+import types
 import warnings
 from typing import Any
+
+import xxhash
 
 from stoker.adapters.cached_dataset import CachedDataset
 from stoker.basics import pytree
@@ -64,8 +70,51 @@ def find_record(value: Any) -> bytes | None:
         return None
 
 
+def identify_examples(dataset: Any) -> str:
+    """Return a text that is the same for datasets with the same examples, also in other processes.
+
+    A run's processes have the same code, so the state of the dataset decides, with its arrays and
+    indices. A random one if something about it cannot be written down, such as an open file.
+    """
+    hasher = xxhash.xxh3_128()
+    try:
+        _StatePickler(_HashedFile(hasher)).dump(dataset)
+    except Exception:  # whatever the state's own code raises
+        return f"own {secrets.token_hex(16)}"
+    return f"{type(dataset).__qualname__} of {len(dataset)} {hasher.hexdigest()}"
+
+
+class _HashedFile:
+    """A file whose content is only hashed."""
+
+    def __init__(self, hasher: Any) -> None:
+        self.write = hasher.update
+
+
+class _StatePickler(pickle.Pickler):
+    """Writes the state of objects. Nothing reads it."""
+
+    def __init__(self, file: _HashedFile) -> None:
+        super().__init__(file, protocol=5)
+        self.fast = True  # by value: equal texts need not be one object
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            line = value.__code__.co_firstlineno
+            name = [value.__module__, value.__qualname__, line, value.__code__.co_code]
+            return tuple, ([*name, value.__defaults__, value.__kwdefaults__, cells],)
+        if isinstance(value, type) and value.__module__ != "builtins":
+            return str, (f"{value.__module__}.{value.__qualname__}",)
+        if pytree.is_tensor(value):
+            flat = value.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+            kind = [str(value.dtype), list(value.shape), list(value.stride())]
+            return tuple, ([*kind, flat.numpy()],)
+        return NotImplemented
+
+
 class KeptExamples(CachedDataset):
-    """A dataset behind a store that concurrent runs share. It refuses nothing, and draws nothing.
+    """A dataset behind a store that a run's ranks share. It refuses nothing, and draws nothing.
 
     What cannot be stored is read each time.
     """
@@ -81,7 +130,7 @@ class KeptExamples(CachedDataset):
             examples=len(dataset),
         )
         with warnings.catch_warnings():
-            # Another run has made it with another size; or it is smaller than was planned.
+            # Another rank has made it with another size; or it is smaller than was planned.
             warnings.simplefilter("ignore", CacheWarning)
             cache.open()
         super().__init__(dataset, cache)

@@ -32,8 +32,7 @@ from stoker.analysis.probe.example import (
 )
 from stoker.analysis.probe.state import digest_state, find_changes, read_state
 from stoker.basics import pytree
-from stoker.running.examples.identity import identify_examples
-from stoker.running.examples.kept_examples import find_record
+from stoker.running.examples.kept_examples import find_record, identify_examples
 from stoker.transport.codec.decoder import decode
 
 # Of prctl(2), which Python does not name.
@@ -63,7 +62,7 @@ class ExampleTrial(msgspec.Struct, frozen=True):
     example_bytes: float = 0.0
     """The mean size of an example in a cache."""
     identity: str = ""
-    """Of the examples, as concurrent runs name them."""
+    """Of the examples, as the processes of a run name them."""
 
 
 def try_examples(

@@ -3,7 +3,7 @@
 Photographs, decoded and cropped to 224 x 224 (uint8, batches of 64: about 2 ms of CPU an example);
 jobs that only consume. Six arms: every job with a torch ``DataLoader`` (two workers, persistent),
 with a stoker pipeline, with a DALI pipeline on the CPU (two threads) of its own; all jobs on one
-feed (``stoker.share``), whose pipeline has two threads, or two worker processes; and all on one
+feed (``stoker.feed``), whose pipeline has two threads, or two worker processes; and all on one
 TensorSocket 0.0.5 producer around that ``DataLoader``.
 
 A run is K processes that are let go at once after a few batches, for some seconds. The rate of a
@@ -37,11 +37,11 @@ Results (five rounds; 2,048 photographs)::
     DataLoader each            1,038     495     238     109   1.90    2.05    2.09    2.44
     stoker each                  955     532     255     112   1.93    1.89    1.95    2.28
     DALI each                  1,356     675     335     168   1.44    1.50    1.53    1.55
-    stoker.share                 949     945     884     911   1.94    0.98    0.52    0.25
-    stoker.share, processes      978     973     956     953   2.02    1.03    0.52    0.26
+    stoker.feed                 949     945     884     911   1.94    0.98    0.52    0.25
+    stoker.feed, processes      978     973     956     953   2.02    1.03    0.52    0.26
     TensorSocket                 695     529     254      78   2.82    1.81    1.91    3.59
 
-    rate over that of                  stoker.share  stoker.share, processes
+    rate over that of                  stoker.feed  stoker.feed, processes
     ------------------------------------------------------------------------
     DataLoader each, 1 job   0.923 (0.528 .. 0.969)   0.932 (0.921 .. 0.998)
     DataLoader each, 2 jobs     1.86 (1.83 .. 1.91)      1.93 (1.87 .. 2.02)
@@ -118,7 +118,7 @@ from harness import Ratio, Report, parser, report
 from inputs import jpegs
 from peers import environment
 
-from stoker.feed.feeder.memory_budget import BATCHES
+from stoker.feeds.feeder.memory_budget import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 
@@ -138,8 +138,8 @@ NAMES = {
     "torch": "DataLoader each",
     "stoker": "stoker each",
     "dali": "DALI each",
-    "shared": "stoker.share",
-    "processes": "stoker.share, processes",
+    "shared": "stoker.feed",
+    "processes": "stoker.feed, processes",
     "tensorsocket": "TensorSocket",
 }
 
@@ -197,7 +197,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.feed.server" in part for part in process.info["cmdline"] or ()):
+        if any("stoker.feeds.server" in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 
@@ -328,7 +328,7 @@ def make():
     return stoker.from_dataset(Ready(), seed=0).batch(64)
 
 if __name__ == "__main__":
-    feed = stoker.share(make, name="bench-hand-over", jobs=4, staging=2 * BATCHES)
+    feed = stoker.feed(make, name="bench-hand-over", jobs=4, staging=2 * BATCHES)
     spent = []
     batches = iter(feed)
     next(batches)

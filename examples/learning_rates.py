@@ -24,7 +24,7 @@ EPOCHS = 3
 def train(rate: float, jobs: int) -> None:
     """Train with one learning rate."""
     torch.set_num_threads(1)
-    batches = stoker.share(make_pipeline, name="learning-rates", jobs=jobs).to_torch()
+    batches = stoker.feed(make_pipeline, name="learning-rates", jobs=jobs).to_torch()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(EPOCHS):

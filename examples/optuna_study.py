@@ -28,7 +28,7 @@ EPOCHS = 3
 def work(journal: str) -> None:
     """Run trials of the study, one after the other."""
     torch.set_num_threads(1)
-    batches = stoker.share(make_pipeline, name="optuna-study", jobs=PROCESSES).to_torch()
+    batches = stoker.feed(make_pipeline, name="optuna-study", jobs=PROCESSES).to_torch()
 
     def objective(trial: optuna.Trial) -> float:
         rate = trial.suggest_float("rate", 1e-3, 1.0, log=True)

@@ -26,7 +26,7 @@ def train(settings: dict[str, Any]) -> None:
     import stoker
 
     torch.set_num_threads(1)
-    batches = stoker.share(make_pipeline, name="ray-tune").to_torch()
+    batches = stoker.feed(make_pipeline, name="ray-tune").to_torch()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["rate"])
     for _ in range(EPOCHS):

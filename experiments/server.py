@@ -54,8 +54,6 @@ class ServerStats:
     requests: int
     peak: int
     """The most requests that were under way at once."""
-    sent_bytes: int
-    """Bytes of bodies."""
 
 
 class Server:
@@ -184,7 +182,7 @@ class _Site:
     def begin(self, faults: list[Any]) -> None:
         self._faults = [Fault(*fault) for fault in faults]
         self._asked: Counter[bytes] = Counter()
-        self._requests = self._peak = self._sent_bytes = 0
+        self._requests = self._peak = 0
 
     def stop(self) -> None:
         self._stopped_at = asyncio.get_running_loop().time()
@@ -208,7 +206,7 @@ class _Site:
             await self._goes.wait()
 
     def stats(self) -> ServerStats:
-        return ServerStats(self._requests, self._peak, self._sent_bytes)
+        return ServerStats(self._requests, self._peak)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
@@ -290,7 +288,6 @@ class _Site:
                 self._free_at = due = max(self._free_at, due) + len(chunk) / self._rate
             await self._wait_until(due)
             writer.write(chunk if start else head + chunk)
-            self._sent_bytes += len(chunk)
             await writer.drain()
 
     def _found(self, path: bytes, asked: re.Match[bytes] | None) -> tuple[int, bytes, str | None]:

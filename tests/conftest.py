@@ -25,6 +25,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from descriptors import RAISED
+
 LEFTOVER_GRACE_S = 30.0
 
 # A shell that is not interactive starts background jobs with SIGINT ignored, and programs that a
@@ -50,8 +52,6 @@ settings.load_profile(os.environ.get("STOKER_TEST_PROFILE", "short"))
 # Python 3.14 starts processes by forkserver, which pickles what it sends, and functions that a test
 # defines cannot be. Tests of start methods name theirs.
 multiprocessing.set_start_method("fork", force=True)
-
-_raised = pytest.StashKey[bool]()
 
 
 def _has_accelerator() -> bool:
@@ -167,8 +167,44 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     if call.when == "call":
-        item.stash[_raised] = call.excinfo is not None
+        item.stash[RAISED] = call.excinfo is not None
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def own_places(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Have tests of caches leave the user's list of caches and token alone, in programs, too."""
+    room = request.path.parent.name
+    if room not in ("cache", "cluster"):
+        return
+    folder = tmp_path_factory.mktemp("places")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    if room == "cluster":
+        from nodes import write_token
+
+        monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
+        # Servers of a busy machine answer late.
+        monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return where a store may be made."""
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a feed's name; no feed has it when the test has ended."""
+    from playing import fresh_name, wait_until
+
+    made = fresh_name()
+    yield made
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
 
 
 def _helper_pids() -> set[int]:
@@ -238,7 +274,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
     yield
 
-    if request.node.stash.get(_raised, False):
+    if request.node.stash.get(RAISED, False):
         return
 
     def leftovers() -> tuple[set[threading.Thread], set[psutil.Process]]:

@@ -8,6 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 
+import pytest
+
+RAISED = pytest.StashKey[bool]()
+"""Of a test: whether it has raised. What it leaves open then is not looked at."""
+
 
 def open_descriptors() -> set[tuple[str, str, int]]:
     """Return the number, target and inode of each open descriptor."""

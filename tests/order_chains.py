@@ -100,7 +100,7 @@ OLD: dict[str, Thing] = {
     "echo": {"echo": lambda p: p.echo(2, pool=24)},
     "late echo": {"behind": lambda p: p.echo(2, pool=3)},
     "filter": {"map": lambda p: p.filter(stoker.thread_safe(lambda x: x % 5 > 0), on="x")},
-    "skips": {"map": lambda p: p.map(few_fail, on="x", on_error=0.5)},
+    "skips": {"map": lambda p: p.map(few_fail, on="x", max_errors="50%")},
     "scan": {"map": lambda p: p.scan(counting, 0)},
     "fraction": {"echo": lambda p: p.echo(1.5)},
     "rank": {"deal": lambda p: p.shard(rank=1, world_size=3)},

@@ -83,7 +83,7 @@ class Spec:
     echoes: tuple[tuple[str, Fraction, int | str | None], ...] = ()
     batch_map: bool = False
     filters: tuple[tuple[str, int, int], ...] = ()
-    on_error: int | float | str = "raise"
+    max_errors: int | str = 0
     shard: tuple[int, int, bool, bool] | None = None
 
     @property
@@ -325,17 +325,17 @@ def field_of(example: Any) -> Any:
 def source_of(spec: Spec, data: Any = None) -> stoker.Pipeline:
     """Return the source alone; of a dataset of one's own, if there is one."""
     if data is not None:
-        return stoker.from_dataset(data, seed=spec.seed, on_error=spec.on_error)
+        return stoker.from_dataset(data, seed=spec.seed, max_errors=spec.max_errors)
     if spec.source == "arrays":
         ids = np.arange(spec.examples)
         rows = np.repeat(ids[:, None], 3, 1).astype(np.float64)
         return stoker.from_arrays(ids, rows, seed=spec.seed)
     if spec.source == "lmdb":
         table = stoker_lmdb.LmdbTable(table_of(spec.examples), example_of)
-        return stoker.from_dataset(table, seed=spec.seed, on_error=spec.on_error)
+        return stoker.from_dataset(table, seed=spec.seed, max_errors=spec.max_errors)
     kinds = {"dataset": Examples, "many": ManyExamples, "tuples": TupleExamples}
     data = kinds[spec.source](spec.examples)
-    return stoker.from_dataset(data, seed=spec.seed, on_error=spec.on_error)
+    return stoker.from_dataset(data, seed=spec.seed, max_errors=spec.max_errors)
 
 
 def built(

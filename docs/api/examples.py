@@ -54,7 +54,7 @@ for inputs, labels in train:  # float32 [32, 8] and int64 [32]
     pass
 
 # %% stoker.from_dataset
-train = stoker.from_dataset(dataset, seed=0, on_error=0.01).shuffle().batch(32)
+train = stoker.from_dataset(dataset, seed=0, max_errors="1%").shuffle().batch(32)
 
 # %% stoker.from_files
 sizes = stoker.from_files("train/**/*.jpg").map(lambda file: (file.path, len(file.data)))
@@ -131,8 +131,8 @@ valid = images.map(stoker.images.center_crop(32), on="image")
 # %% stoker.images.color_jitter
 train = images.random_map(stoker.images.color_jitter(brightness=0.4, hue=0.1), on="image")
 
-# %% stoker.images.flip
-mirrored = stoker.images.flip(pixels)
+# %% stoker.images.hflip
+mirrored = stoker.images.hflip(pixels)
 
 # %% stoker.images.random_crop
 train = images.random_map(stoker.images.random_crop(32), on="image")
@@ -140,17 +140,17 @@ train = images.random_map(stoker.images.random_crop(32), on="image")
 # %% stoker.images.random_erase
 train = images.batch(8).random_map(stoker.images.random_erase, on="image")
 
-# %% stoker.images.random_flip
-train = images.batch(8).random_map(stoker.images.random_flip, on="image")
+# %% stoker.images.random_hflip
+train = images.batch(8).random_map(stoker.images.random_hflip, on="image")
 
 # %% stoker.images.resize
 train = images.map(stoker.images.resize((32, 32)), on="image")
 
-# %% stoker.images.resized_center_crop
-valid = images.map(stoker.images.resized_center_crop(32, 40), on="image")
+# %% stoker.images.resize_center_crop
+valid = images.map(stoker.images.resize_center_crop(resize=40, crop=32), on="image")
 
-# %% stoker.images.size
-assert stoker.images.size(Path("train/cat/0.jpg").read_bytes()) == (48, 64)
+# %% stoker.images.read_size
+assert stoker.images.read_size(Path("train/cat/0.jpg").read_bytes()) == (48, 64)
 
 # %% stoker.images.to_chw
 assert stoker.images.to_chw(pixels).shape == (3, 48, 64)

@@ -33,7 +33,7 @@ train = ready(
     .random_map(images.random_resized_crop(SIZE, flip_p=0.5), on="image")
 )
 test = stoker.from_huggingface(pets["test"].select_columns(["image", "label"]))
-valid = ready(test.map(images.resized_center_crop(SIZE, SIZE * 8 // 7), on="image"))
+valid = ready(test.map(images.resize_center_crop(resize=SIZE * 8 // 7, crop=SIZE), on="image"))
 
 # The model: yours.
 torch.manual_seed(0)

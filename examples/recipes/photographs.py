@@ -27,7 +27,7 @@ def ready(pipeline):
     return batches.map(images.to_chw, on="image").map(images.normalize(), on="image")
 
 
-photographs = stoker.from_folder("train", seed=0, on_error=0.001)  # one in 1,000 may be broken
+photographs = stoker.from_folder("train", seed=0, max_errors="0.1%")  # one in 1,000 may be broken
 train = ready(
     photographs.shuffle()
     .cache(path="cache")  # files, on the local disk
@@ -36,7 +36,7 @@ train = ready(
     .random_map(images.random_resized_crop(SIZE, flip_p=0.5), on="image")  # again for each use
 )
 test = stoker.from_folder("valid", classes=train.class_names)
-valid = ready(test.map(images.resized_center_crop(SIZE, SIZE * 8 // 7), on="image"))
+valid = ready(test.map(images.resize_center_crop(resize=SIZE * 8 // 7, crop=SIZE), on="image"))
 
 # The model: yours.
 torch.manual_seed(0)

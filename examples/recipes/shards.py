@@ -31,7 +31,7 @@ train = ready(
     .random_map(images.random_resized_crop(SIZE, flip_p=0.5), on="jpg")
 )
 test = stoker.from_tar("valid.tar", ["jpg", "cls"])
-valid = ready(test.map(images.resized_center_crop(SIZE, SIZE * 8 // 7), on="jpg"))
+valid = ready(test.map(images.resize_center_crop(resize=SIZE * 8 // 7, crop=SIZE), on="jpg"))
 
 # The model: yours.
 torch.manual_seed(0)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.equal_time import data, page, plan, queue, rows
+from experiments.equal_time import data, plan, queue, rows, tables
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -24,10 +24,14 @@ def pack(
     data.pack(source, to)
 
 
-@app.command("page")
-def write_pages() -> None:
-    """Write the tables and sentences of README and docs, of the stored rows."""
-    page.write()
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(tables.TABLES)}.")],
+) -> None:
+    """Print every comparison of one question, of the stored rows, separated by tabs."""
+    head, lines = tables.cells(name)
+    for line in [head, *lines]:
+        typer.echo("\t".join(line))
 
 
 @app.command()

@@ -36,7 +36,7 @@ def pack(folder: Path, packed: Path) -> None:
       `train.block-shuffled.txt`, whose articles are in any order, and `test.txt`.
     """
     packed.mkdir(parents=True, exist_ok=True)
-    makers = {"fashion": _fashion, "cifar": _cifar, "words": _words}
+    makers = {"fashion": _fashion, "cifar": _cifar, "words": words}
     for name in PACKED:
         arrays = makers[name](folder) if name in makers else made_up(name)
         content = io.BytesIO()
@@ -173,7 +173,7 @@ def _cifar(folder: Path) -> Arrays:
     return found
 
 
-def _words(folder: Path) -> Arrays:
+def words(folder: Path) -> Arrays:
     """Number the most frequent words from 1; all others are 0."""
     split = [
         (folder / "wikitext-2" / name).read_text(encoding="utf-8").replace("\n", " <eos> ").split()

@@ -1,6 +1,6 @@
 """What the rows say: arms held to training without echoing for the same time, pair by pair.
 
-A block of docs/evidence.md, `<!-- equal time: NAME -->`, has the table of one question (`TABLES`).
+`python -m experiments.equal_time table NAME` prints the table of one question (`TABLES`).
 Every arm has the rate and warm-up whose mean loss on the validation part is least, on seeds that
 are used for nothing else; its test losses are those of the other seeds.
 """
@@ -198,6 +198,7 @@ def _batch_size(row: Row) -> int:
 
 
 _SIZES = {"words": 16, "views": 64}
+_EXAMPLES = {"fashion": 46_000, "cifar": 48_000, "views": 48_000, "words": 31_003}
 TITLES = {
     "fashion": "Fashion-MNIST",
     "cifar": "CIFAR-10",
@@ -269,8 +270,8 @@ TABLES: dict[str, Callable[[Row], bool]] = {
 def cells(name: str, rows: Sequence[Row] | None = None) -> Cells:
     """Return a table by its name. Raises LookupError if there is none."""
     rows = read_rows() if rows is None else rows
-    if name == "copies":
-        return _COPIES, list(_copies(rows))
+    if name == "kinds":
+        return _KINDS, list(_kinds(rows))
     if name not in TABLES:
         raise LookupError(f"there is no table {name} of trainings for equal time")
     found = [pair for pair in pairs(rows) if TABLES[name](pair.echoed.row)]
@@ -288,9 +289,6 @@ def _order(row: Row) -> tuple[Any, ...]:
         row["place"],
         row["caps"],
     )
-
-
-_COPIES = ["lost by the fourth use", "helped", "level", "harm"]
 
 
 def lost_by_fourth(found: Chosen) -> float | None:
@@ -312,19 +310,68 @@ def lost_by_fourth(found: Chosen) -> float | None:
     return statistics.median(peaks) if peaks else None
 
 
-def shares_lost(rows: Sequence[Row]) -> list[tuple[float, Pair]]:
-    """Return what `lost_by_fourth` says of every arm, ascending."""
-    found = [(lost_by_fourth(pair.echoed), pair) for pair in pairs(rows)]
-    return sorted(
-        ((share, pair) for share, pair in found if share is not None), key=lambda each: each[0]
-    )
+def is_varied(row: Row) -> bool:
+    """Whether something random stands behind the echo, so that uses of an example differ."""
+    return row["place"] in ("before", "together") and row["augments"] and row["task"] not in _BARE
 
 
-def _copies(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield how many runs ended how, by the share that a fourth use lost."""
-    found = shares_lost(rows)
-    edges = (-math.inf, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, math.inf)
-    for low, high in pairwise(edges):
-        outcomes = [pair.outcome for share, pair in found if low <= share < high]
-        name = f"below {high:g}" if low == -math.inf else f"{low:g} or more"
-        yield [name, *(str(outcomes.count(kind)) for kind in _COPIES[1:])]
+def passes_of(row: Row) -> float:
+    """Return how many times a training goes over its fresh data."""
+    return row["fresh_batches"] * _batch_size(row) / (row["examples"] or _EXAMPLES[row["task"]])
+
+
+def _kind(row: Row) -> str:
+    """Name the kind of a training by what a loader sees of it, and by its task where that tells."""
+    varied, passes = is_varied(row), passes_of(row)
+    behind = "random maps behind the echo" if varied else "nothing random behind it"
+    if passes < 2:
+        uses = "at most 4 uses" if max(row["caps"]) <= 4 else "more uses"
+        return f"{behind}, less than 2 passes, {uses}"
+    if varied:
+        return f"{behind}, {'4' if passes <= 4 else '16 or 64'} passes"
+    return f"{behind}, 2 passes or more: {TITLES[row['task']]}"
+
+
+def _kinds(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yield how many trainings ended how, by their kind."""
+    found: dict[str, list[str]] = {}
+    every = pairs(rows)
+    every.sort(key=lambda pair: (not is_varied(pair.echoed.row), passes_of(pair.echoed.row)))
+    for pair in every:
+        found.setdefault(_kind(pair.echoed.row), []).append(pair.outcome)
+    for kind, outcomes in found.items():
+        yield [kind, *(str(outcomes.count(outcome)) for outcome in ("helped", "level", "harm"))]
+
+
+_KINDS = ["kind of training", "lower", "level", "higher"]
+
+
+SAFE = "nothing random and two passes or more than 4 uses, or more than 4 passes"
+"""The rule that catches all harm."""
+
+
+def warnings() -> dict[str, Callable[[Pair], bool]]:
+    """Return rules that a loader could warn by, by name."""
+
+    def is_verbatim(pair: Pair) -> bool:
+        return not is_varied(pair.echoed.row)
+
+    def comes_round(pair: Pair) -> bool:
+        return passes_of(pair.echoed.row) >= 2
+
+    def is_often(pair: Pair) -> bool:
+        row = pair.echoed.row
+        if is_verbatim(pair):
+            return comes_round(pair) or max(row["caps"]) > 4
+        return passes_of(row) > 4
+
+    def is_known_by_heart(pair: Pair) -> bool:
+        return (lost_by_fourth(pair.echoed) or 0.0) >= 0.6
+
+    return {
+        "nothing random behind the echo": is_verbatim,
+        "two passes or more": comes_round,
+        "both": lambda pair: is_verbatim(pair) and comes_round(pair),
+        SAFE: is_often,
+        "a fourth use has lost 0.6 of the loss": is_known_by_heart,
+    }

@@ -3,16 +3,17 @@
 import typing as _typing
 
 from stoker import collate as collate
+from stoker import foreign as _foreign
 from stoker import images as images
 from stoker import testing as testing
-from stoker.adapters.cached_dataset import CachedDataset, cached
-from stoker.adapters.monitored import EpochWait, Monitored, monitor
-from stoker.adapters.schedules import LrSchedule, lr_schedule
+from stoker import types as types
+from stoker.adapters.cached_dataset import cached
+from stoker.adapters.monitored import monitor
+from stoker.adapters.schedules import lr_schedule
 from stoker.adapters.serving import serve
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
-from stoker.chain.iterator import PipelineIterator
 from stoker.combining import concat, mix
 from stoker.combining import zip as zip
 from stoker.constructors import (
@@ -40,7 +41,6 @@ from stoker.errors import (
     FeedError,
     FieldError,
     RemoteError,
-    Skip,
     StageError,
     StateError,
     StokerError,
@@ -49,46 +49,28 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.pipeline import Pipeline
-from stoker.schedule.progress import Progress
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
 from stoker.stages.scan import DROP
-from stoker.stats import (
-    CacheStats,
-    Counts,
-    PartStats,
-    PoolStats,
-    ProcessTrial,
-    StageStats,
-    Stats,
-    ThreadTrial,
-    Totals,
-    Uses,
-    WorkerTime,
-)
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
     from stoker.analysis import analyze
-    from stoker.feed.api import from_feed, share
+    from stoker.feeds.api import feed, from_feed
 
 __all__ = [
     "__version__",
     "analyze",
     "BudgetSpent",
     "cached",
-    "CachedDataset",
     "CacheError",
-    "CacheStats",
     "CacheWarning",
-    "Counts",
     "ClusterError",
     "collate",
     "concat",
     "DROP",
     "echo",
-    "Progress",
-    "EpochWait",
+    "feed",
     "FeedError",
     "FieldError",
     "from_arrays",
@@ -108,36 +90,23 @@ __all__ = [
     "from_tokens",
     "images",
     "lr_schedule",
-    "LrSchedule",
     "mix",
     "monitor",
-    "Monitored",
-    "PartStats",
     "Pipeline",
-    "PipelineIterator",
-    "PoolStats",
-    "ProcessTrial",
     "reads_only",
     "RemoteError",
     "serve",
-    "share",
-    "Skip",
     "Source",
     "Stage",
     "StageError",
-    "StageStats",
     "StateError",
-    "Stats",
     "StokerError",
     "testing",
     "thread_safe",
-    "ThreadTrial",
     "TokenError",
-    "Totals",
+    "types",
     "UnlikeError",
-    "Uses",
     "WorkerDied",
-    "WorkerTime",
     "zip",
 ]
 
@@ -151,6 +120,8 @@ if not _typing.TYPE_CHECKING:  # else any name would be right for a type checker
         missing = f"module 'stoker' has no attribute {name!r}"
         if name in __all__:
             missing += ": it comes from the metadata of an installed stoker (pip install)"
+        else:
+            missing += _foreign.hint(name, _foreign.FUNCTIONS, __all__)
         raise AttributeError(missing)
 
     def __dir__():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from stoker.chain.chain import Chain
-from stoker.engine.skip import RAISE, OnError, budget_of
+from stoker.engine.skip import RAISE, MaxErrors, budget_of
 from stoker.pipeline import Pipeline
 from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.progress import Progress
@@ -29,7 +29,7 @@ def mix(
     *,
     stop: str = "first",
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[T]:
     """Mix pipelines in exact proportions.
 
@@ -45,13 +45,13 @@ def mix(
         pipelines: the parts.
         weights: a number above 0 for each part; by default all are equal. Examples that a part's
             filter drops count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at
-            that point of training (a ``stoker.Progress``); it is asked 128 times an epoch. An
+            that point of training (a ``stoker.types.Progress``); it is asked 128 times an epoch. An
             epoch then has as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
         seed: of the parts' orders and all random draws; by default the seed of the parts, which
             must not differ; a random one if no part has one.
-        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
+        max_errors: as in ``from_dataset``, for all parts together; it replaces theirs.
 
     Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
     for other stages in a part, for a weight too small to occur in an epoch, and for parts with
@@ -64,10 +64,10 @@ def mix(
     if stop not in ("first", "all"):
         raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
     chains = [part.chain for part in parts]
-    has_budget = budget_of(on_error) != RAISE
+    has_budget = budget_of(max_errors) != RAISE
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
     source = MixtureSource(mixed, _weights(given, stop), until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
+    chain = Chain.begin(source, _seed(chains) if seed is None else seed, max_errors)
     for number, part in enumerate(chains, 1):
         own = OfPart(number, len(chains))
         for stage in part.stages:
@@ -77,7 +77,7 @@ def mix(
 
 
 def concat(
-    pipelines: Sequence[Pipeline[T]], *, seed: int | None = None, on_error: OnError = "raise"
+    pipelines: Sequence[Pipeline[T]], *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[T]:
     """Read the examples of several sources one after another; ``.shuffle()`` shuffles all as one.
 
@@ -87,13 +87,13 @@ def concat(
         pipelines: sources of numbered examples, without stages: put these behind ``concat``.
         seed: of shuffling, echoing and random maps; by default the seed of the parts, which must
             not differ; a random one if no part has one.
-        on_error: as in ``from_dataset``.
+        max_errors: as in ``from_dataset``.
 
     Raises TypeError or ValueError for other parts, and for parts with different seeds.
     """
     parts = _pipelines(pipelines, "concat([a, b])")
     sources = [_bare(part.chain, number, "concat") for number, part in enumerate(parts, 1)]
-    return _over(ConcatSource(sources), parts, seed, on_error)
+    return _over(ConcatSource(sources), parts, seed, max_errors)
 
 
 @overload
@@ -103,18 +103,18 @@ def zip(
     /,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[tuple[T, U]]: ...
 
 
 @overload
 def zip(
-    *pipelines: Pipeline[Any], seed: int | None = None, on_error: OnError = "raise"
+    *pipelines: Pipeline[Any], seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[tuple[Any, ...]]: ...
 
 
 def zip(
-    *pipelines: Pipeline[Any], seed: int | None = None, on_error: OnError = "raise"
+    *pipelines: Pipeline[Any], seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]:
     """Pair the examples of sources of one length by their numbers: examples are tuples.
 
@@ -122,14 +122,14 @@ def zip(
 
     Args:
         pipelines: sources of numbered examples, without stages: put these behind ``zip``.
-        seed, on_error: as in ``concat``.
+        seed, max_errors: as in ``concat``.
 
     Raises TypeError or ValueError for other parts, for sources of different lengths, and for parts
     with different seeds.
     """
     parts = _pipelines(pipelines, "zip(images, masks)")
     sources = [_bare(part.chain, number, "zip") for number, part in enumerate(parts, 1)]
-    return _over(PairedSource(sources), parts, seed, on_error)
+    return _over(PairedSource(sources), parts, seed, max_errors)
 
 
 def _pipelines(given: Any, usage: str) -> list[Pipeline[Any]]:
@@ -143,11 +143,11 @@ def _pipelines(given: Any, usage: str) -> list[Pipeline[Any]]:
 
 
 def _over(
-    source: IndexedSource, parts: list[Pipeline[Any]], seed: int | None, on_error: OnError
+    source: IndexedSource, parts: list[Pipeline[Any]], seed: int | None, max_errors: MaxErrors
 ) -> Pipeline[Any]:
     """Return the pipeline of a source over the parts."""
     seed = _seed([part.chain for part in parts]) if seed is None else seed
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return Pipeline(Chain.begin(source, seed, max_errors))
 
 
 def _bare(chain: Chain, number: int, caller: str) -> IndexedSource:
@@ -155,7 +155,7 @@ def _bare(chain: Chain, number: int, caller: str) -> IndexedSource:
     source = _numbered(chain, f"{caller}(): part {number}, {chain.source.name},")
     names = [stage.name for stage in chain.stages] or _settings(chain)
     if names or chain.budget != RAISE:
-        what = f".{names[0]}" if names else "on_error="
+        what = f".{names[0]}" if names else "max_errors="
         raise ValueError(
             f"{caller}(): part {number}, {source.name}, has {what}, which belongs behind {caller}()"
         )
@@ -211,7 +211,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     for stage_name in _settings(chain):
         raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
-        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
+        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., max_errors=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
     return MixedPart(source, chain.selection, described, tuple(chain.signature()))
 

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import Factor
-from stoker.engine.skip import OnError
+from stoker.engine.skip import MaxErrors
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
@@ -42,18 +42,18 @@ class _Items(Protocol[T_co]):
 
 @overload
 def from_dataset(
-    dataset: _Items[T], *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: _Items[T], *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[T]: ...
 
 
 @overload
 def from_dataset(
-    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]: ...
 
 
 def from_dataset(
-    dataset: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    dataset: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
@@ -67,16 +67,16 @@ def from_dataset(
     Args:
         dataset: the object.
         seed: of shuffling, echoing and random maps; drawn at random by default.
-        on_error: ``"raise"``, or how many examples of an epoch may be skipped after an error in a
-            stage before ``batch``: a count (``100``) or a fraction (``0.01``). Each skip is
-            logged (logger ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent
-            with the list. A stage may have its own budget.
+        max_errors: how many examples of an epoch may be skipped after an error in a stage before
+            ``batch``: a number (``100``) or a share (``"1%"``). Each skip is logged (logger
+            ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent with the list. A
+            stage may have its own budget.
 
     Raises TypeError if a method is missing.
     """
     if isinstance(dataset, Pipeline):
         raise TypeError("from_dataset() takes a dataset; a pipeline goes on: pipeline.map(fn)")
-    return Pipeline(Chain.begin(of_dataset(dataset), seed, on_error))
+    return Pipeline(Chain.begin(of_dataset(dataset), seed, max_errors))
 
 
 def from_huggingface(
@@ -84,7 +84,7 @@ def from_huggingface(
     columns: Sequence[str] | None = None,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of a Hugging Face ``datasets.Dataset``: dicts by column, as in ``from_parquet``.
 
@@ -95,19 +95,19 @@ def from_huggingface(
     Args:
         dataset: one split, not streaming.
         columns: the columns to read; by default those of its format.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for any other object, ValueError if a column is missing, and for a dataset
     without rows or with a transform (``with_transform``).
     """
-    return _begin(HuggingFaceSource(dataset, columns), seed, on_error)
+    return _begin(HuggingFaceSource(dataset, columns), seed, max_errors)
 
 
 def from_iterable(
     examples: Iterable[T] | Callable[[], Iterable[T]],
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[T]:
     """Read a stream: a re-iterable object of examples, or a function that returns an iterator.
 
@@ -122,11 +122,11 @@ def from_iterable(
 
     Args:
         examples: the stream; every rank must see the same one in the same order.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
-    return Pipeline(Chain.begin(IterableSource(examples), seed, on_error))
+    return Pipeline(Chain.begin(IterableSource(examples), seed, max_errors))
 
 
 @overload
@@ -166,21 +166,21 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
 
 
 def from_table(
-    table: Any, *, seed: int | None = None, on_error: OnError = "raise"
+    table: Any, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of a table in memory: dicts by column, as in ``from_parquet``.
 
     Args:
         table: a ``pyarrow.Table``, or a DataFrame of pandas, Polars or another library with
             Arrow's protocol (``__arrow_c_stream__``, ``__dataframe__``). Do not change it later.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for any other object, ValueError for a table without rows, ImportError without
     pyarrow (``pip install 'stoker[parquet]'``).
     """
     from stoker.sources.arrow.table import TableSource
 
-    return _begin(TableSource(table), seed, on_error)
+    return _begin(TableSource(table), seed, max_errors)
 
 
 @overload
@@ -259,9 +259,9 @@ def from_folder(
     extensions: None = None,
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledImage]: ...
 
@@ -274,9 +274,9 @@ def from_folder(
     extensions: Sequence[str],
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledFile]: ...
 
@@ -288,9 +288,9 @@ def from_folder(
     extensions: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
@@ -305,9 +305,9 @@ def from_folder(
             ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
         classes: the names of all classes, in the order of their labels: give a validation folder,
             which may lack some classes, ``train.class_names``.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
         requests: for URLs, the largest number of files read at a time.
-        retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
+        timeout_s: for URLs, how long a temporary failure of a file is retried, in seconds.
         storage_options: for URLs, the options of fsspec's file system.
 
     Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
@@ -316,9 +316,9 @@ def from_folder(
     """
     from stoker.sources.folder import FolderSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     source = FolderSource(path, remote, extensions=extensions, classes=classes)
-    return _begin(source, seed, on_error)
+    return _begin(source, seed, max_errors)
 
 
 def from_files(
@@ -326,9 +326,9 @@ def from_files(
     /,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[File]:
     """Read files: examples ``(path=str, data=bytes)``.
@@ -337,15 +337,15 @@ def from_files(
         paths: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
             ``"https://host/{0000..0999}.jpg"``, which needs no listing.
-        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+        seed, max_errors, requests, timeout_s, storage_options: as in ``from_folder``.
 
     Raises FileNotFoundError if no file fits the pattern, ValueError for a pattern over HTTP, which
     lists nothing, RemoteError after a permanent failure of a server.
     """
     from stoker.sources.remote.files import FilesSource
 
-    remote = _options(requests, retry_s, storage_options)
-    return _begin(FilesSource(paths, remote), seed, on_error)
+    remote = _options(requests, timeout_s, storage_options)
+    return _begin(FilesSource(paths, remote), seed, max_errors)
 
 
 def from_parquet(
@@ -355,9 +355,9 @@ def from_parquet(
     *,
     filters: Sequence[Any] | None = None,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
@@ -373,8 +373,8 @@ def from_parquet(
             with a list of such lists, rows that meet all conditions of one list. Decided now, by
             the statistics of row groups and one pass over the named columns; then like
             ``.select()``.
-        seed, on_error: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group
+        seed, max_errors: as in ``from_dataset``.
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
     Types that differ between files are unified (int32 beside int64); a column that a file lacks is
@@ -386,8 +386,8 @@ def from_parquet(
     """
     from stoker.sources.arrow.parquet import ParquetSource
 
-    source = ParquetSource(paths, _options(requests, retry_s, storage_options), columns)
-    train = _begin(source, seed, on_error)
+    source = ParquetSource(paths, _options(requests, timeout_s, storage_options), columns)
+    train = _begin(source, seed, max_errors)
     if filters is None:
         return train
     from stoker.sources.arrow.row_filter import matching_rows
@@ -399,7 +399,7 @@ def from_parquet(
 
 
 def from_text(
-    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[str]:
     """Read the lines of text files: examples are ``str``, without the ends of lines.
 
@@ -410,7 +410,7 @@ def from_text(
 
     Args:
         paths: files or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is
     compressed or UTF-16, and if there are no lines. A line that is not UTF-8 is an error of its
@@ -418,11 +418,11 @@ def from_text(
     """
     from stoker.sources.text import TextSource
 
-    return _begin(TextSource(paths), seed, on_error)
+    return _begin(TextSource(paths), seed, max_errors)
 
 
 def from_jsonl(
-    paths: Paths, /, *, seed: int | None = None, on_error: OnError = "raise"
+    paths: Paths, /, *, seed: int | None = None, max_errors: MaxErrors = 0
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
@@ -432,13 +432,13 @@ def from_jsonl(
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 
     Args:
-        paths, seed, on_error: as in ``from_text``.
+        paths, seed, max_errors: as in ``from_text``.
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
     from stoker.sources.text import JsonLinesSource
 
-    return _begin(JsonLinesSource(paths), seed, on_error)
+    return _begin(JsonLinesSource(paths), seed, max_errors)
 
 
 def from_csv(
@@ -448,7 +448,7 @@ def from_csv(
     *,
     delimiter: str = ",",
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of CSV files: dicts by column, as in ``from_parquet``.
 
@@ -462,7 +462,7 @@ def from_csv(
         paths: files or patterns (``*``, ``{000..146}``) of local files.
         columns: the columns to read; all by default.
         delimiter: between values, such as ``"\\t"``.
-        seed, on_error: as in ``from_dataset``.
+        seed, max_errors: as in ``from_dataset``.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is not
     CSV, lacks a column or does not fit into memory, for files whose columns differ, and if there
@@ -470,7 +470,7 @@ def from_csv(
     """
     from stoker.sources.arrow.csv_files import CsvSource
 
-    return _begin(CsvSource(paths, columns, delimiter), seed, on_error)
+    return _begin(CsvSource(paths, columns, delimiter), seed, max_errors)
 
 
 def from_tar(
@@ -479,9 +479,9 @@ def from_tar(
     fields: Sequence[str] | None = None,
     *,
     seed: int | None = None,
-    on_error: OnError = "raise",
+    max_errors: MaxErrors = 0,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
@@ -494,9 +494,9 @@ def from_tar(
     Args:
         paths: files, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
+        seed, max_errors: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
@@ -505,9 +505,9 @@ def from_tar(
     """
     from stoker.sources.shards.shard_source import ShardSource
 
-    remote = _options(requests, retry_s, storage_options)
-    source = ShardSource(paths, remote, fields, is_strict=on_error == "raise")
-    return _begin(source, seed, on_error)
+    remote = _options(requests, timeout_s, storage_options)
+    source = ShardSource(paths, remote, fields, is_strict=max_errors == "raise")
+    return _begin(source, seed, max_errors)
 
 
 @overload
@@ -521,7 +521,7 @@ def from_tokens(
     separator: None = None,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
@@ -537,7 +537,7 @@ def from_tokens(
     separator: int,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
@@ -552,7 +552,7 @@ def from_tokens(
     separator: int | None = None,
     seed: int | None = None,
     requests: int = 32,
-    retry_s: float = 60.0,
+    timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
@@ -572,7 +572,7 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` ignores.
         seed: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is
+        requests, timeout_s, storage_options: for URLs, as in ``from_folder``; each window is
             one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
@@ -581,18 +581,18 @@ def from_tokens(
     """
     from stoker.sources.tokens import TokenSource
 
-    remote = _options(requests, retry_s, storage_options)
+    remote = _options(requests, timeout_s, storage_options)
     return _begin(TokenSource(paths, remote, length, stride, dtype, separator), seed)
 
 
 def _options(
-    requests: int, retry_s: float, storage_options: Mapping[str, Any] | None
+    requests: int, timeout_s: float, storage_options: Mapping[str, Any] | None
 ) -> RemoteOptions:
     from stoker.sources.remote.storage import RemoteOptions
 
-    return RemoteOptions(requests, retry_s, storage_options or {})
+    return RemoteOptions(requests, timeout_s, storage_options or {})
 
 
-def _begin(source: IndexedSource, seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
+def _begin(source: IndexedSource, seed: Any, max_errors: MaxErrors = 0) -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return Pipeline(Chain.begin(source, seed, max_errors))

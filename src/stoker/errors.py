@@ -161,7 +161,7 @@ class Skip:
 
 
 class BudgetSpent(StokerError):
-    """More examples failed in an epoch than ``on_error=`` allows to skip.
+    """More examples failed in an epoch than ``max_errors=`` allows to skip.
 
     Raised by ``next()`` when the next batch depends on the failure that exceeds the budget, which
     is its ``__cause__``. The state of the last batch can be resumed with a larger budget.

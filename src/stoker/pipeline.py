@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker import foreign
 from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
@@ -21,7 +22,7 @@ from stoker.chain.inspection.examples import example_of, labels_of, name_of, nex
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.echoing.stage import Echo, Factor
-from stoker.engine.skip import OnError
+from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.stages.balance import Balance
@@ -47,7 +48,7 @@ from stoker.stats import Stats, as_metrics
 U = TypeVar("U")
 Int = int | None
 On = str | int | Sequence[str | int] | None
-Err = OnError | None
+Err = MaxErrors | None
 Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
 
@@ -274,7 +275,7 @@ class Pipeline(EpochApi[T]):
         return self._derive(self.chain.with_index(field), f"with_index({field!r})")
 
     def filter(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
+        self, fn: Callable[[Any], Any], *, on: On = None, max_errors: Err = None
     ) -> Pipeline[T]:
         """Keep the examples for which a deterministic function is true.
 
@@ -283,11 +284,11 @@ class Pipeline(EpochApi[T]):
 
         Args:
             fn: called as ``fn(x)`` in workers; a result that is not true (also None) drops ``x``.
-            on, on_error: as in ``map``.
+            on, max_errors: as in ``map``.
 
         Raises TypeError if ``fn`` does not take one argument, ValueError after ``batch``.
         """
-        return self._then(Filter.of(fn, on, on_error))
+        return self._then(Filter.of(fn, on, max_errors))
 
     @overload
     def map(
@@ -295,16 +296,16 @@ class Pipeline(EpochApi[T]):
         fn: Callable[[T], U],
         *,
         on: None = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         progress: Literal[False] = False,
     ) -> Pipeline[U]: ...
 
     @overload
-    def map(self, fn: Callable[[Any], Any], *, on: On, on_error: Err = None) -> Pipeline[Any]: ...
+    def map(self, fn: Callable[[Any], Any], *, on: On, max_errors: Err = None) -> Pipeline[Any]: ...
 
     @overload
     def map(
-        self, fn: Draws, *, on: On = None, on_error: Err = None, progress: bool
+        self, fn: Draws, *, on: On = None, max_errors: Err = None, progress: bool
     ) -> Pipeline[Any]: ...
 
     def map(
@@ -312,7 +313,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[..., Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         progress: bool = False,
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
@@ -321,29 +322,29 @@ class Pipeline(EpochApi[T]):
             fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``.
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
-            on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
-            progress: call ``fn(x, progress)`` with a ``stoker.Progress``: the epoch of the data,
-                and how much of it comes before the example's own place, from 0 to 1. It is the same
-                on all ranks, in all workers and after a resume.
+            max_errors: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            progress: call ``fn(x, progress)`` with a ``stoker.types.Progress``: the epoch of the
+                data, and how much of it comes before the example's own place, from 0 to 1. It is
+                the same on all ranks, in all workers and after a resume.
 
         Raises TypeError if ``fn`` does not take one argument (two, with ``progress``), LookupError
         for a missing field, ValueError for ``progress`` over streams and after ``batch``.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=False, progress=progress))
+        return self._then(Map.of(fn, on, max_errors, is_random=False, progress=progress))
 
     @overload
     def random_map(
-        self, fn: Callable[[T, Any], U], *, on: None = None, on_error: Err = None
+        self, fn: Callable[[T, Any], U], *, on: None = None, max_errors: Err = None
     ) -> Pipeline[U]: ...
 
     @overload
     def random_map(
-        self, fn: Draws, *, on: On, on_error: Err = None, repeats_only: bool = False
+        self, fn: Draws, *, on: On, max_errors: Err = None, repeats_only: bool = False
     ) -> Pipeline[Any]: ...
 
     @overload
     def random_map(
-        self, fn: Draws, *, on_error: Err = None, repeats_only: bool
+        self, fn: Draws, *, max_errors: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
     @overload
@@ -352,7 +353,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[[Any, Any, Any], Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         repeats_only: bool = False,
         progress: Literal[True],
     ) -> Pipeline[Any]: ...
@@ -362,7 +363,7 @@ class Pipeline(EpochApi[T]):
         fn: Callable[..., Any],
         *,
         on: On = None,
-        on_error: Err = None,
+        max_errors: Err = None,
         repeats_only: bool = False,
         progress: bool = False,
     ) -> Pipeline[Any]:
@@ -373,14 +374,14 @@ class Pipeline(EpochApi[T]):
                 call only (after ``.to``, a ``torch.Generator`` on that device, or a JAX key). The
                 random numbers depend on seed, epoch, example and use, never on workers. Its result
                 must not be None.
-            on, on_error: as in ``map``.
+            on, max_errors: as in ``map``.
             repeats_only: leave first uses unchanged; after an echo, before ``batch``.
             progress: call ``fn(x, rng, progress)``, as in ``map``.
 
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
         made = Map.of(
-            fn, on, on_error, is_random=True, repeats_only=repeats_only, progress=progress
+            fn, on, max_errors, is_random=True, repeats_only=repeats_only, progress=progress
         )
         return self._then(made)
 
@@ -579,7 +580,7 @@ class Pipeline(EpochApi[T]):
 
     def cache(
         self,
-        limit: int | float | str | None = None,
+        limit: int | str | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         keep: bool | None = None,
@@ -599,7 +600,7 @@ class Pipeline(EpochApi[T]):
         why. Where no place would save anything there is a warning, and no cache.
 
         Args:
-            limit: bytes (``"64GiB"``) or a share of usable memory (``0.5``; with ``path`` of the
+            limit: bytes (``"64GiB"``) or a share of usable memory (``"50%"``; with ``path`` of the
                 free disk); by default, and with ``"auto"``, half (four fifths).
             path: a folder on a local disk, in front of slower storage; by default in memory.
             keep: whether it stays after its last user ends; by default only with ``path``.
@@ -658,7 +659,7 @@ class Pipeline(EpochApi[T]):
                 (``"4GiB"``); without workers nothing is ahead.
             timeout_s: how many seconds a stage may take for one example. After a quarter of them a
                 warning names it and shows where its worker is. After all of them it fails with
-                TimeoutError: a process is replaced, and ``on_error=`` may skip the example; a
+                TimeoutError: a process is replaced, and ``max_errors=`` may skip the example; a
                 thread cannot be ended, so the run fails.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
@@ -791,6 +792,15 @@ class Pipeline(EpochApi[T]):
         output: T = next_output(self._cursor)
         return output
 
+    if not TYPE_CHECKING:  # else any name would be right for a type checker
+
+        def __getattr__(self, name):
+            """Say what stoker calls what other libraries, or a slip of the pen, call so."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises again what a property raised
+            missing = f"a pipeline has no attribute {name!r}"
+            raise AttributeError(missing + foreign.hint(name, foreign.METHODS, dir(type(self))))
+
     def stats(self) -> Stats:
         """Return statistics of the running epoch, or else of the last one; ``print`` shows them."""
         return self._cursor.stats()
@@ -814,3 +824,6 @@ class Pipeline(EpochApi[T]):
 
     def __repr__(self) -> str:
         return f"<stoker.Pipeline {self.chain}>"
+
+
+foreign.explain_calls(Pipeline)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -406,11 +406,6 @@ class Stats:
     over the data."""
     late_examples: int = 0
     """Examples that have moved on to a later batch so far (``.late().batch(n)``)."""
-    late_bias: Mapping[str, float] = field(default_factory=dict)
-    """How far it depends on a scalar field of an example, or on its ``bytes`` as it goes into the
-    batch, how late it came, in the batches that were not in order. For labels, of which there are
-    at most half as many as examples: from 0 to 1, the root of the explained variance (epsilon
-    squared). For other numbers: their correlation, above 0 if large ones come late."""
     stuck_processes: int = 0
     """Worker processes that were ended and replaced in this epoch because they were stuck in an
     example (``.workers(timeout_s=)``)."""
@@ -528,11 +523,7 @@ class Stats:
             )
         if self.late_examples:
             share = self.late_examples / max(1, self.fresh_examples)
-            bias = "".join(f", {name} {value:.2f}" for name, value in self.late_bias.items())
-            correlated = f"; correlated with{bias[1:]}" if bias else ""
-            notes.append(
-                f"late: {self.late_examples:,} examples ({share:.1%}) moved on{correlated}"
-            )
+            notes.append(f"late: {self.late_examples:,} examples ({share:.1%}) moved on")
         if self.stuck_processes:
             notes.append(f"replaced {self.stuck_processes} processes that were stuck in an example")
         if self.copy_distance:

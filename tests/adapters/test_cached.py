@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     Dataset,
     IterableDataset,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -88,7 +87,7 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
     return [[frozen(batch) for batch in loader] for _ in range(count)]
 
 
-def settled(dataset: stoker.CachedDataset, items: int) -> None:
+def settled(dataset: stoker.types.CachedDataset, items: int) -> None:
     """Wait until so many items are in the store: they are written by the by."""
     give_up_at = time.monotonic() + 200
     while dataset.cache_stats().items < items:
@@ -96,7 +95,7 @@ def settled(dataset: stoker.CachedDataset, items: int) -> None:
         time.sleep(0.002)
 
 
-def written(dataset: stoker.CachedDataset) -> int:
+def written(dataset: stoker.types.CachedDataset) -> int:
     """Wait until all that was offered is written or refused; return how many items there are."""
     give_up_at = time.monotonic() + 200
     while (stats := dataset.cache_stats()).admitted != stats.items:
@@ -570,87 +569,6 @@ def test_wrong_arguments_are_refused() -> None:
         stoker.cached(Numbers(), "1MiB", keep=True)
     with pytest.raises(TypeError, match="version= is a text"):
         stoker.cached(Numbers(), "1MiB", version=2)  # type: ignore[arg-type]
-
-
-MANY = 600
-
-
-class Quick(Dataset[Any]):
-    def __len__(self) -> int:
-        return MANY
-
-    def __getitem__(self, index: int) -> Any:
-        return np.full(3, index)
-
-
-def weighted() -> Any:
-    weights: Any = torch.full((MANY,), 0.01)
-    weights[:20] = 10.0
-    return WeightedRandomSampler(weights, MANY, generator=torch.Generator().manual_seed(0))
-
-
-def paced(dataset: stoker.CachedDataset, *loaders: Any) -> Iterator[Any]:
-    """Yield the batches of epochs, at the pace at which items are written."""
-    seen: set[int] = set()
-    for loader in loaders:
-        for batch in loader:
-            seen.update(int(row[0]) for row in batch)
-            settled(dataset, len(seen))
-            yield batch
-
-
-def run_through(*loaders: Any) -> int:
-    return sum(len(batch) for batch in paced(loaders[0].dataset, *loaders))
-
-
-def test_a_sampler_that_draws_by_weight_is_told_once() -> None:
-    dataset = stoker.cached(Quick(), "1MiB")
-    loader = DataLoader(dataset, batch_size=30, sampler=weighted())
-    with pytest.warns(stoker.CacheWarning, match="a sampler draws by weight") as said:
-        run_through(loader, loader)
-    assert len(said) == 1
-
-
-def test_a_sampler_that_draws_by_weight_is_told_in_workers() -> None:
-    dataset = stoker.cached(Quick(), "1MiB")
-    loader = DataLoader(
-        dataset, batch_size=30, sampler=weighted(), num_workers=2, multiprocessing_context="fork"
-    )
-    error = failed(paced(dataset, loader))  # there, warnings are errors too
-    assert type(error) is stoker.CacheWarning
-    assert "a sampler draws by weight" in str(error)
-
-
-@pytest.mark.parametrize("kind", ["no workers", "fork", "fork, persistent"])
-def test_a_sampler_that_draws_each_once_is_never_told(kind: str) -> None:
-    dataset = stoker.cached(Quick(), "1MiB")
-    loader = DataLoader(dataset, batch_size=30, shuffle=True, **LOADERS[kind])
-    # Forked workers have this process's filters: warnings are errors.
-    assert run_through(loader, loader, loader) == 3 * MANY
-    assert dataset.cache_stats().hits == 2 * MANY
-
-
-def test_the_longer_epoch_of_a_dataset_that_grew_is_never_told() -> None:
-    data = list(range(150))
-    dataset = stoker.cached(data, "1MiB")
-    for length in (150, 600):
-        data.extend(range(len(data), length))
-        assert dataset.__getitems__(list(range(length))) == data
-        settled(dataset, length)
-        assert [dataset[i] for i in range(length - 50)] == data[: length - 50]
-
-
-def test_a_sampler_of_several_ranks_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    both = [stoker.cached(Quick(), "1MiB", version="ranks of one host") for _ in range(2)]
-    samplers = [DistributedSampler(dataset, 2, rank) for rank, dataset in enumerate(both)]
-    for epoch in range(3):
-        for dataset, sampler in zip(both, samplers, strict=True):
-            sampler.set_epoch(epoch)
-            for _ in DataLoader(dataset, batch_size=30, sampler=sampler):
-                pass
-            settled(dataset, 1)
 
 
 def test_several_hosts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

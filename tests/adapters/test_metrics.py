@@ -128,26 +128,6 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
     assert totals == [4, 8, 12, 16, 20]
 
 
-@pytest.mark.full
-def test_weights_and_biases_takes_them_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-
-    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))
-    train = rows().batch(4)
-    quiet = wandb.Settings(silent=True)
-    run = wandb.init(mode="offline", project="stoker", dir=str(tmp_path), settings=quiet)
-    for step, _ in enumerate(train):
-        found = train.metrics()
-        wandb.log(found, step=step)
-    logged = dict(run.summary)
-    run.finish()
-    wandb.teardown()  # ends its service
-    assert set(found) <= set(logged)
-
-
 # -- Prometheus
 
 

@@ -37,8 +37,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Loader:
     """Gives batches, each after its own time."""
 
-    def __init__(self, clock: Clock, waits_s: list[float], num_workers: int = 0) -> None:
-        self.clock, self.waits_s, self.num_workers = clock, waits_s, num_workers
+    def __init__(self, clock: Clock, waits_s: list[float]) -> None:
+        self.clock, self.waits_s = clock, waits_s
 
     def __iter__(self) -> Iterator[int]:
         for number, wait_s in enumerate(self.waits_s):
@@ -49,7 +49,7 @@ class Loader:
         return len(self.waits_s)
 
 
-def passed(clock: Clock, loader: Loader, step_s: float) -> stoker.Monitored[int]:
+def passed(clock: Clock, loader: Loader, step_s: float) -> stoker.types.Monitored[int]:
     monitored = stoker.monitor(loader)
     for _ in monitored:
         clock.passes(step_s)
@@ -66,24 +66,8 @@ def test_start_up_and_steady_state_are_told_apart(clock: Clock) -> None:
     assert epoch.first_wait_s == pytest.approx(4.0)
     assert epoch.wait_fraction == pytest.approx(7 / 11)
     assert epoch.steady_wait_fraction == pytest.approx(3 / 7)
-    assert epoch.worker_wait_s == ()
     assert "Up to 43% of the time after start-up" in epoch.verdict
     assert "stoker analyze" in epoch.verdict
-
-
-@pytest.mark.full
-def test_waiting_is_told_apart_by_worker(clock: Clock) -> None:
-    seen = passed(clock, Loader(clock, [2.0, 0.0, 5.0, 0.0, 5.0, 0.1], num_workers=2), step_s=1.0)
-    assert seen.total.worker_wait_s == pytest.approx((10.0, 0.1))
-    assert "Worker 0 makes the others' batches wait" in seen.total.verdict
-    assert "by worker, after the first batch: 0: 10.00 s, 1: 0.10 s" in str(seen.total)
-    assert seen.total.verdict in str(seen.total)
-
-
-def test_workers_that_take_no_turns_are_not_told_apart(clock: Clock) -> None:
-    loader = Loader(clock, [1.0, 1.0], num_workers=2)
-    loader.in_order = False  # type: ignore[attr-defined]
-    assert passed(clock, loader, 1.0).total.worker_wait_s == ()
 
 
 @pytest.mark.full
@@ -104,20 +88,19 @@ def test_short_epochs_lose_time_by_starting_up(clock: Clock) -> None:
 def test_passes_are_added_up_and_may_be_broken_off(
     clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monitored = stoker.monitor(Loader(clock, [1.0, 2.0, 3.0], num_workers=1))
+    monitored = stoker.monitor(Loader(clock, [1.0, 2.0, 3.0]))
     for _ in monitored:
         break
     for _ in monitored:
         clock.passes(1.0)
     assert [epoch.batches for epoch in monitored.epochs] == [1, 3]
     assert monitored.total.wait_s == pytest.approx(7.0)
-    assert monitored.total.worker_wait_s == pytest.approx((5.0,))
     assert len(monitored) == 3
     for _ in monitored:
         clock.passes(1.0)
     told = [line.removeprefix("stoker.monitor: ") for line in capfd.readouterr().err.splitlines()]
     words = [line.split()[0] for line in told]
-    assert words == ["epoch", "by", "Up", "epoch"]  # the diagnosis once; one batch tells nothing
+    assert words == ["epoch", "Up", "epoch"]  # the diagnosis once; one batch tells nothing
 
 
 def test_metrics_tell_of_the_pass_under_way(clock: Clock) -> None:

@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import stoker
-from stoker import ProcessTrial, ThreadTrial, WorkerTime
 from stoker.basics.resources import usable_cores
+from stoker.types import ProcessTrial, ThreadTrial, WorkerTime
 from strategies import (
     Examples,
     Spec,
@@ -292,7 +292,7 @@ def test_what_a_cache_has_is_not_counted_before_it() -> None:
 @pytest.mark.parametrize("place", ["filter", "pack", "skip"])
 def test_what_is_left_out_or_joined_is_no_echo(place: str, factor: int) -> None:
     rows = np.arange(64 * 7).reshape(64, 7)
-    chain = stoker.from_dataset(rows, seed=0, on_error=0.75 if place == "skip" else "raise")
+    chain = stoker.from_dataset(rows, seed=0, max_errors="75%" if place == "skip" else 0)
     if place == "filter":
         chain = chain.filter(lambda row: row[0] % 2 == 0)
     elif place == "skip":

@@ -21,12 +21,6 @@ from strategies import one_in, stream
 READ_S, DECODE_S = 0.001, 0.001
 
 
-@pytest.fixture(autouse=True)
-def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's list of caches alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def limited(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
     """Have half of the memory be so much."""
     monkeypatch.setattr("stoker.cache.location.resolve_limit", lambda *_, **__: limit_bytes)
@@ -79,7 +73,7 @@ def plain(length: int = 100) -> stoker.Pipeline[Any]:
     return stoker.from_dataset(Files(length), seed=0).shuffle().map(decoded)
 
 
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import gc
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -33,12 +31,6 @@ from strategies import Keep, few, frozen, jitter, one_in, small_pools_allowed, s
 LIMIT = "4MiB"
 FITS = "fits in the page cache"
 WORKERS = [(0, "thread"), (1, "thread"), (3, "thread"), (2, "process")]
-
-
-@pytest.fixture(autouse=True)
-def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's list of caches alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @stoker.thread_safe  # one for all threads: it counts
@@ -102,7 +94,7 @@ def pets(folder: Path, count: int = 6) -> Path:
     return filled(folder, [f"{kind}/{i}.jpg" for kind in ("cat", "dog") for i in range(count)])
 
 
-def counted(pipeline: stoker.Pipeline) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found
@@ -143,7 +135,7 @@ class Chain:
         pipeline = stoker.from_dataset(
             Rows(self.examples, self.bytes_each, self.bad),
             seed=self.seed,
-            on_error=1.0 if fails else "raise",
+            max_errors="100%" if fails else 0,
         )
         if self.shuffle:
             pipeline = pipeline.shuffle()
@@ -156,7 +148,7 @@ class Chain:
         if cache:
             pipeline = pipeline.cache(self.limit)
         if self.failing_map == "behind":
-            pipeline = pipeline.map(not_sevens, on="id", on_error=1.0)
+            pipeline = pipeline.map(not_sevens, on="id", max_errors="100%")
         pipeline = pipeline.filter(Keep(5, 2), on="id") if self.random else pipeline
         pipeline = pipeline.map(cropped, on="x")
         if self.echo is not None:
@@ -184,7 +176,7 @@ def chains(draw: st.DrawFn) -> Chain:
     )
 
 
-def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.CacheStats]:
+def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.types.CacheStats]:
     """Compare three epochs with those without a cache; return what the cache did in each."""
     plain, cached = chain.built(False), chain.built(True, workers, kind)
     found = []
@@ -238,15 +230,6 @@ def test_what_does_not_fit_is_missed_by_as_much(workers: int, kind: str) -> None
     assert 5 <= found[0].items < 40
     assert found[0].refused == 60 - found[0].items
     assert found[-1].full
-
-
-def test_what_a_consumer_does_to_its_examples_reaches_nobody() -> None:
-    pipeline = stoker.from_dataset(Rows(12), seed=0).cache(LIMIT).workers(1)
-    for _ in range(3):
-        for number, row in enumerate(pipeline):
-            assert (row["x"] == number).all()
-            row["x"].fill(-1)
-    assert counted(pipeline).hits == 12
 
 
 def test_an_epoch_that_is_left_early_keeps_what_it_has_read() -> None:
@@ -318,6 +301,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: examples().batch(4).cache(),
         "combines different examples in every epoch.*before",
     ),
+    "a device": (lambda: examples().batch(4).to_torch().cache(), r"\.cache\(\).*before"),
     "twice": (lambda: examples().cache(LIMIT).cache(LIMIT), "has one cache"),
     "streams": (lambda: stoker.from_iterable(range(8)).cache(), "a stream is read once.*echo"),
     "loaders": (lambda: stoker.from_loader([1, 2]).cache(), "cache its dataset instead.*cached"),
@@ -327,9 +311,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "words": (lambda: examples().cache("lots"), "'2GiB', '500MB'"),
     "nothing": (lambda: examples().cache(0), "at least 1.0 MiB"),
     "little": (lambda: examples().cache("10KB"), "at least 1.0 MiB"),
-    "more than all": (lambda: examples().cache(1.5), "above 0.0, at most 1.0"),
-    "less than none": (lambda: examples().cache(-0.5), "above 0.0, at most 1.0"),
-    "not a share": (lambda: examples().cache(float("nan")), "above 0.0, at most 1.0"),
+    "one of what": (lambda: examples().cache(1), "a share of memory such as '50%'"),
+    "more than all": (lambda: examples().cache("150%"), "'150%' is not a size"),
+    "none of it": (lambda: examples().cache("0%"), "'0%' is not a size"),
 }
 
 
@@ -358,9 +342,9 @@ def test_functions_of_one_s_own_are_kept_with_a_version_only(tmp_path: Path) -> 
     folder.map(len, on="image").cache(LIMIT, path=tmp_path / "store", keep=False)
 
 
-@pytest.mark.parametrize("limit", [True, [1], b"4MiB"])
+@pytest.mark.parametrize("limit", [True, [1], b"4MiB", 0.5, 1.0])
 def test_a_limit_of_another_type_is_refused(limit: Any) -> None:
-    with pytest.raises(TypeError, match=r"such as '64GiB', a fraction of memory such as 0\.5"):
+    with pytest.raises(TypeError, match=r"\('64GiB'\), a share of memory as text \('50%'\)"):
         examples().cache(limit)
 
 
@@ -618,36 +602,8 @@ def test_versions_of_servers_are_what_no_writer_can_set_back() -> None:
     assert told(ETag="a", LastModified=1) == told(ETag="a", LastModified=2)  # the same content
 
 
-def test_a_file_that_changes_back_and_forth_is_never_stale(tmp_path: Path) -> None:
-    folder = pets(tmp_path / "train", 1)
-    file = folder / "cat" / "0.jpg"
-    pipeline = stoker.from_files(str(folder / "*" / "*.jpg")).cache(LIMIT).workers(0)
-    with pytest.warns(stoker.CacheWarning, match="fits in the page cache"):
-        next(iter(pipeline))
-    for number in range(4):
-        touched(file, f"content {number % 2}".encode())
-        pipeline.set_epoch(0)
-        assert next(iter(pipeline)).data == f"content {number % 2}".encode()
-
-
 def kept(folder: Path, store: Path, **how: Any) -> stoker.Pipeline:
     return stoker.from_folder(folder).cache(LIMIT, path=store, **how).workers(0)
-
-
-def test_a_file_that_changed_between_runs_is_read_anew(tmp_path: Path) -> None:
-    folder, store = pets(tmp_path / "train"), tmp_path / "store"
-    body = f"""
-        pipeline = stoker.from_folder({str(folder)!r}).cache("4MiB", path={str(store)!r})
-        found = [bytes(image).decode().rstrip(".") for image, _ in pipeline]
-        stats = pipeline.stats().cache
-        say(json.dumps([found, stats.hits, stats.items]))
-    """
-    ((first, hits, stored),) = run(tmp_path, body)
-    assert (hits, stored) == (0, 12)
-    touched(folder / "cat" / "2.jpg", b"new".ljust(2000, b"."))
-    ((second, hits, stored),) = run(tmp_path, body)
-    assert second == [*first[:2], "new", *first[3:]]
-    assert (hits, stored) == (11, 13)
 
 
 def test_a_class_that_is_added_shifts_no_cached_label(tmp_path: Path) -> None:
@@ -1047,17 +1003,6 @@ def test_raw_bytes_that_fit_in_the_page_cache_are_told_once(tmp_path: Path) -> N
     list(pipeline)
 
 
-def test_what_was_decoded_is_cached_in_silence(tmp_path: Path) -> None:
-    chain = stoker.from_folder(pets(tmp_path / "train")).map(len, on="image")
-    list(chain.cache(LIMIT))
-    list(stoker.from_dataset(Rows(8)).cache(LIMIT))
-
-
-def test_a_cache_on_a_disk_is_made_in_silence(tmp_path: Path) -> None:
-    folder = pets(tmp_path / "train")
-    list(stoker.from_folder(folder).cache(LIMIT, path=tmp_path / "store"))
-
-
 def test_hosts_that_draw_their_parts_anew_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -1084,7 +1029,7 @@ def test_a_limit_that_nobody_has_is_lowered_and_told(tmp_path: Path, on_disk: bo
 
 def test_a_share_and_auto_are_resolved() -> None:
     stats = []
-    for limit in (0.001, "auto", 0.01):
+    for limit in ("0.1%", "auto", "1%"):
         pipeline = stoker.from_dataset(Rows(8)).cache(limit)
         with warnings.catch_warnings():  # where the container's memory is small
             warnings.filterwarnings("ignore", message="the cache can only be")
@@ -1154,7 +1099,7 @@ def test_a_stage_that_fails_is_named_as_without_a_cache(
 
 
 def test_a_map_before_the_cache_fails_each_time_and_is_not_kept() -> None:
-    pipeline = stoker.from_dataset(Rows(8), on_error=1).map(hurt, on="id").cache(LIMIT).workers(0)
+    pipeline = stoker.from_dataset(Rows(8), max_errors=1).map(hurt, on="id").cache(LIMIT).workers(0)
     for hits in (0, 7):
         assert len(list(pipeline)) == 7
         (skip,) = pipeline.stats().skips
@@ -1232,78 +1177,6 @@ def test_from_a_server_each_file_is_read_once(server: Any, workers: int, kind: s
         assert (counted(cached).hits, counted(cached).misses) == (hits, 12 - hits)
 
 
-def test_what_came_from_a_server_is_there_in_the_next_process(server: Any, tmp_path: Path) -> None:
-    body = f"""
-        pipeline = stoker.from_files({server.url + "/{cat,dog}/{0..5}.jpg"!r}, seed=0)
-        pipeline = pipeline.cache("4MiB", path={str(tmp_path / "store")!r}, version="1").workers(2)
-        found = sorted(bytes(data).decode().rstrip(".") for _, data in pipeline)
-        say(json.dumps([found, pipeline.stats().cache.hits]))
-    """
-    ((first, hits),) = run(tmp_path, body)
-    assert hits == 0
-    before = server.stats().requests
-    ((second, hits),) = run(tmp_path, body)
-    assert second == first
-    assert hits == 12
-    assert server.stats().requests == before
-
-
-def resident(file: Path) -> int:
-    """Return how many pages of a file are in the page cache."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    size = file.stat().st_size
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-        assert at not in (None, ctypes.c_void_p(-1).value)
-        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-        assert libc.mincore(at, size, pages) == 0
-        libc.munmap(at, size)
-    finally:
-        os.close(handle)
-    return sum(page & 1 for page in pages.raw[: -(-size // mmap.PAGESIZE)])
-
-
-def forgotten(files: list[Path]) -> int:
-    """Have the kernel drop files from the page cache; return how many pages stay."""
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(handle)
-    return sum(map(resident, files))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
-@pytest.mark.parametrize("kind", ["folder", "files"])
-def test_pages_of_files_that_are_cached_leave_the_page_cache(tmp_path: Path, kind: str) -> None:
-    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(8)], 40_000)
-    files = sorted(folder.rglob("*.jpg"))
-
-    def source() -> stoker.Pipeline:
-        pattern = str(folder / "*" / "*.jpg")
-        return stoker.from_folder(folder) if kind == "folder" else stoker.from_files(pattern)
-
-    found = {}
-    for is_cached in (False, True):
-        if forgotten(files):
-            pytest.skip("this file system keeps what it is told to forget")
-        chain = source().cache(LIMIT) if is_cached else source()
-        quiet(chain.workers(0))
-        del chain  # with the last user what waits is written
-        gc.collect()
-        found[is_cached] = sum(map(resident, files))
-    if not found[False]:
-        pytest.skip("this file system has no page cache")
-    # The kernel may take back a page of eighty for want of memory.
-    assert found[False] > 8 * 10 // 2
-    assert found[True] == 0
-
-
 @pytest.mark.full  # it waits a second for a thread that cannot end
 def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
     train = stoker.from_dataset(Rows(20)).cache("2MiB").workers(0)
@@ -1313,26 +1186,7 @@ def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
         gc.collect()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
-def test_what_a_full_cache_leaves_out_stays_in_the_page_cache(tmp_path: Path) -> None:
-    folder = filled(tmp_path / "train", [f"cat/{i}.jpg" for i in range(40)], 100_000)
-    files = sorted(folder.rglob("*.jpg"))
-    train = stoker.from_folder(folder).cache("2MiB").workers(0)
-    for _ in range(3):  # what could not be written in time has its chance in the next epoch
-        quiet(train)
-    files[0].read_bytes()
-    if not resident(files[0]):
-        pytest.skip("this file system has no page cache")
-    if forgotten(files):
-        pytest.skip("this file system keeps what it is told to forget")
-    quiet(train)
-    cache = train.stats().cache
-    assert cache is not None
-    assert 0 < cache.items < 40
-    assert sum(resident(file) > 0 for file in files) == 40 - cache.items
-
-
-@pytest.mark.parametrize("limit", ["4MiB", 0.0005])
+@pytest.mark.parametrize("limit", ["4MiB", "0.05%"])
 def test_a_damaged_cache_is_made_anew_with_the_limit_of_now(tmp_path: Path, limit: Any) -> None:
     folder = tmp_path / "cache"
     items = [bytes([n]) * 1000 for n in range(50)]

@@ -56,7 +56,7 @@ def cached():
 JOB = """
     sys.path.append({here!r})
     from playing import feeder_of
-    pipeline = stoker.share({target!r}, name={name!r})
+    pipeline = stoker.feed({target!r}, name={name!r})
     for _ in range(2):
         assert len(list(pipeline)) == 10
     with open({folder!r} + "/folder") as file:
@@ -124,6 +124,6 @@ def test_the_cache_of_a_feeder_that_is_terminated_is_removed(tmp_path: Path, nam
 
 def test_what_a_feeder_cached_that_cannot_serve_is_removed(tmp_path: Path, name: str) -> None:
     with pytest.raises(stoker.FeedError, match="not a stoker pipeline"):
-        stoker.share(target(tmp_path, function="cached"), name=name)
+        stoker.feed(target(tmp_path, function="cached"), name=name)
     folder = (tmp_path / "folder").read_text()
     wait_until(lambda: not os.path.exists(folder), "the cache is gone")

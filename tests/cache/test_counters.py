@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from stores import PRELUDE
 
 from scripts import run
-from stoker.cache.counters import ITEMS, NAMES, ROWS, Counters
+from stoker.cache.counters import NAMES, ROWS, Counters
 from stoker.stats import CacheCounts
 
 ONE, OTHER = (11, 12), (11, 13)  # alike by half
@@ -74,16 +73,6 @@ def test_users_are_told_apart_and_add_up(steps: list[tuple[Any, dict[str, int], 
             assert counters.of(user) == expected.get(user, CacheCounts())
         assert counters.of(None) == sum(expected.values(), CacheCounts())
         counters.close()
-
-
-def test_the_file_is_its_owners_alone(path: str) -> None:
-    before = os.umask(0)
-    try:
-        with opened(path) as counters:
-            counters.add(ONE, hits=1)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
 def test_threads_lose_nothing(path: str) -> None:
@@ -155,31 +144,3 @@ say(json.dumps(counters.of({(ROWS, ROWS)}).hits))
         assert play(tmp_path, path, body) == [7]
         assert counters.of((ROWS, ROWS)) == CacheCounts(misses=1)
         assert counters.of(None) == CacheCounts(misses=ROWS)
-
-
-def test_the_head_is_the_same_for_all(tmp_path: Path, path: str) -> None:
-    with opened(path) as counters:
-        counters.head[ITEMS] = 2**40
-        body = "counters = Counters(path)\nsay(json.dumps(int(counters.head[ITEMS])))\n"
-        body += "counters.head[ITEMS] += 1\n"
-        assert play(tmp_path, path, body) == [2**40]
-        assert counters.head[ITEMS] == 2**40 + 1
-        assert counters.of(None) == CacheCounts()
-
-
-def test_a_check_is_noted_for_all_processes_of_a_user(tmp_path: Path, path: str) -> None:
-    with opened(path) as counters:
-        counters.add(ONE, hits=1)
-        assert not counters.is_checked(ONE)
-        body = f"""
-def work():
-    counters = Counters(path)
-    assert not counters.is_checked({ONE})
-    counters.record_check({ONE})
-
-say(json.dumps(ended([forked(work)])))
-"""
-        assert play(tmp_path, path, body) == [[0]]
-        assert counters.is_checked(ONE)
-        assert not counters.is_checked(OTHER)
-        assert counters.of(ONE) == CacheCounts(hits=1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +17,6 @@ from scripts import Watch, run, script
 from strategies import few
 
 LEAST = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the user's list of caches alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @stoker.thread_safe
@@ -40,13 +33,13 @@ class Sized:
         return np.full(self.sizes[index], (self.name * 31 + index) % 251, np.uint8)
 
 
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
     found = pipeline.stats().cache
     assert found is not None
     return found
 
 
-def check_sum(each: list[stoker.CacheStats]) -> None:
+def check_sum(each: list[stoker.types.CacheStats]) -> None:
     """Check that caches of one store account for all of it, within its limit and on the disk."""
     (store,) = {stats.folder for stats in each}
     last = each[-1]
@@ -160,17 +153,3 @@ def test_a_kill_leaves_the_accounts_right(tmp_path: Path) -> None:
     )
     assert sum(own_items) == items > 0
     assert sum(own_bytes) == payload <= used <= limit == 2 << 20
-
-
-def test_a_kept_store_is_warm_in_the_next_process(tmp_path: Path) -> None:
-    path = str(tmp_path / "store")
-    body = f"""
-        for n in range(2):
-            each = stoker.from_arrays(np.arange(20) + n, seed=0).workers(0)
-            each = each.cache("2MiB", path={path!r}, version=str(n))
-            assert list(map(int, each)) == list(range(n, 20 + n))
-            stats = each.stats().cache
-            say(json.dumps([stats.hits, stats.own_items, stats.items]))
-    """
-    assert run(tmp_path, body) == [[0, 20, 20], [0, 20, 40]]
-    assert run(tmp_path, body) == [[20, 20, 40], [20, 20, 40]]

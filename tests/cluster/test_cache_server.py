@@ -33,13 +33,6 @@ MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
 DEFINITION = CacheSpec("Numbered", [], "1", 10, "", "")
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CacheServer]:
     with servers(tmp_path, 1) as made:
@@ -241,11 +234,11 @@ def test_mutated_frames_harm_nobody(server: CacheServer) -> None:
     sizes, checksums = [len(each.data) for each in records], [each.checksum for each in records]
     other_keys = b"".join(key_of(each + 100, bytes(8)) for each in range(5))
     requests = [
-        (protocol.GetRequest(1, b"".join(each.key for each in records)), b""),
-        (protocol.PutRequest(2, other_keys, sizes, checksums), body),
-        (protocol.CacheHello(4, DEFINITION, 1), b""),
+        (protocol.GetRequest(b"".join(each.key for each in records)), b""),
+        (protocol.PutRequest(other_keys, sizes, checksums), body),
+        (protocol.CacheHello(DEFINITION, 1), b""),
     ]
-    hello = protocol.encode(protocol.CacheHello(0, DEFINITION, 1))
+    hello = protocol.encode(protocol.CacheHello(DEFINITION, 1))
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:
@@ -323,7 +316,7 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
         with pytest.raises(ValueError, match="insecure=True is for kind='ray'"):
             source.workers(2, insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
-            stoker.share("a.py:f", name="a", insecure=True)
+            stoker.feed("a.py:f", name="a", insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
             stoker.from_feed("a", insecure=True)
         with pytest.raises(ValueError, match="needs version="):

@@ -47,8 +47,7 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
     with contextlib.ExitStack() as ends:
         yield Nodes(tmp_path, ends)
 

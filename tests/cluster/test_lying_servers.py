@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers
 
 import stoker
 from odd_records import ODD_RECORDS
-from stoker.cache.layout import checksum_of
+from stoker.cache.layout import KEY_BYTES, checksum_of
 from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
@@ -25,13 +25,6 @@ from strategies import FULL
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 MUTATIONS = 100_000 if FULL else 400
 Answer = Callable[[bytes], tuple[int, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
-    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
 
 
 class Lying:
@@ -51,14 +44,14 @@ class Lying:
                 link.send(
                     protocol.encode(
                         protocol.CacheWelcome(
-                            request.id, "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
+                            "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
                         )
                     )
                 )
             elif isinstance(request, protocol.GetRequest):
                 answers = [self._answer(key) for key in protocol.split_keys(request.keys)]
                 sizes = [len(record) for _, record in answers]
-                got = protocol.GetReply(request.id, sizes, [checksum for checksum, _ in answers])
+                got = protocol.GetReply(sizes, [checksum for checksum, _ in answers])
                 link.send(protocol.encode(got), *(record for _, record in answers))
 
 
@@ -106,10 +99,10 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
     draw = random.Random(6)
     item = b"item" * 100
     answers: list[tuple[protocol.Reply, bytes]] = [
-        (protocol.GetReply(1, [400, -1], [5, 0]), item),
-        (protocol.PutReply(1, [0], False), b""),
+        (protocol.GetReply([400, -1], [5, 0]), item),
+        (protocol.PutReply([0], False), b""),
     ]
-    met = protocol.encode(protocol.CacheWelcome(0, "elsewhere", "/nowhere", 1 << 20, True, 0))
+    met = protocol.encode(protocol.CacheWelcome("elsewhere", "/nowhere", 1 << 20, True, 0))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:
@@ -158,7 +151,8 @@ def test_the_item_of_another_key_is_damage(tmp_path: Path) -> None:
     with servers(tmp_path, 1) as (honest,):
         for _ in over(stoker.from_dataset(Numbered(), seed=0), [honest], None).batch(7):
             pass
-        keys = sorted(honest._store.keys())
+        with honest._store._environment().begin() as txn:
+            keys = sorted(k for k in txn.cursor().iternext(values=False) if len(k) == KEY_BYTES)
         others = dict(zip(keys, honest._store.records(keys[1:] + keys[:1]), strict=True))
 
         def answer(key: bytes) -> tuple[int, bytes]:

@@ -49,10 +49,7 @@ class Cluster:
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__.lower())
-def cluster(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     with network(request.param, HOSTS) as on, contextlib.ExitStack() as ends:
         yield Cluster(tmp_path, on, ends)
 

@@ -26,17 +26,13 @@ weights = st.lists(st.integers(1, 1 << 44), min_size=1, max_size=12)
 
 @few(8)
 @given(weights.map(lambda w: [max(max(w) >> 8, each) for each in w]))
-def test_nobody_has_much_more_than_its_weight_calls_for(given_weights: list[int]) -> None:
+def test_nobody_has_more_than_chance_gives_its_weight(given_weights: list[int]) -> None:
     owners = OwnerMap.of(members(*given_weights), 1)
     fair = np.array([m.weight_bytes for m in owners.members], float)
     fair *= 32 * SLOTS / fair.sum()
-    assert (owned(owners) <= 1.06 * fair + 64).all()
+    # Five standard deviations of the number of slots: a slot is 32 examples here.
+    assert (owned(owners) <= fair + 32 * (5 * np.sqrt(fair / 32) + 1)).all()
     assert owned(owners).sum() == 32 * SLOTS
-
-
-def test_parts_follow_the_weights() -> None:
-    shares = owned(OwnerMap.of(members(*(64 * MIB * w for w in (1, 2, 3, 4))), 1), 100_000) / 10_000
-    np.testing.assert_allclose(shares, [1, 2, 3, 4], rtol=0.05)
 
 
 @few(8)
@@ -51,7 +47,7 @@ def test_the_map_does_not_depend_on_who_is_named_first(shuffled: list[Member]) -
 
 @few(8)
 @given(st.integers(2, 20), st.data())
-def test_a_member_that_goes_moves_little_but_what_it_had(count: int, data: st.DataObject) -> None:
+def test_a_member_that_goes_moves_only_what_it_had(count: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, count - 1))
     before = OwnerMap.of(members(*[MIB] * count), 1)
     after = OwnerMap.of([m for m in before.members if m.name != f"node-{gone}"], 2)
@@ -59,7 +55,7 @@ def test_a_member_that_goes_moves_little_but_what_it_had(count: int, data: st.Da
     was = np.array([m.name for m in before.members])[before.owners(indices)]
     now = np.array([m.name for m in after.members])[after.owners(indices)]
     moved, had = (was != now).mean(), (was == f"node-{gone}").mean()
-    assert had <= moved <= had + 0.02
+    assert moved == had
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=50), st.integers(1, 9))
@@ -72,14 +68,14 @@ def test_ranks_begin_with_the_owner_and_name_everybody_once(indices: list[int], 
         assert sorted(ranked) == list(range(count))
 
 
-def test_the_next_in_rank_mostly_owns_what_a_lost_member_had() -> None:
+def test_the_next_in_rank_owns_what_a_lost_member_had() -> None:
     before = OwnerMap.of(members(*[MIB] * 5), 1)
     after = OwnerMap.of(before.members[1:], 2)
     lost = [i for i in range(5_000) if before.ranking(i)[0] == 0]
     heirs = [
         before.members[before.ranking(i)[1]] == after.members[after.ranking(i)[0]] for i in lost
     ]
-    assert np.mean(heirs) > 0.9
+    assert all(heirs)
 
 
 def test_a_map_is_the_same_on_every_machine() -> None:

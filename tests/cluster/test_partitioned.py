@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers, write_token
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers
 
 import stoker
 from scripts import reserved_port
@@ -29,14 +29,6 @@ from strategies import frozen, one_in, stream
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
-
-
-@pytest.fixture(autouse=True)
-def own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path_factory.mktemp("places")
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(folder)))
-    monkeypatch.setattr("stoker.cluster.cache_connection.DEADLINE_S", 60.0)
 
 
 @pytest.fixture
@@ -101,7 +93,7 @@ def test_behind_a_map_what_was_made_is_kept(three: list[CacheServer]) -> None:
 @pytest.mark.full
 def test_skipped_examples_are_skipped_everywhere(three: list[CacheServer]) -> None:
     def chain(cached: bool) -> stoker.Pipeline[Any]:
-        source = stoker.from_dataset(Numbered(), seed=0, on_error=5).shuffle()
+        source = stoker.from_dataset(Numbered(), seed=0, max_errors=5).shuffle()
         source = source.map(not_eleven, on="x")
         return (over(source, three) if cached else source).batch(7)
 

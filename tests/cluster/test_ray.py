@@ -20,7 +20,7 @@ import ray
 from nodes import EXAMPLES, Numbered
 
 import stoker
-from conftest import _raised
+from descriptors import RAISED
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cache import location
@@ -76,7 +76,7 @@ def until(condition: Callable[[], Any]) -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """In place of the check of all processes: a cluster starts and keeps some as it likes."""
     yield
-    if request.node.stash.get(_raised, False):
+    if request.node.stash.get(RAISED, False):
         return
     gc.collect()
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("stoker")])

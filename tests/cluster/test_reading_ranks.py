@@ -35,10 +35,7 @@ TRAINED = """
 
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 4])
-def test_reads_are_those_that_the_map_predicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
-) -> None:
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(write_token(tmp_path)))
+def test_reads_are_those_that_the_map_predicts(tmp_path: Path, world: int) -> None:
     with servers(tmp_path, world) as nodes:
         body = TRAINED.format(
             hosts=[server.address for server in nodes],

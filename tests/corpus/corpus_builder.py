@@ -145,7 +145,7 @@ SOURCES: dict[str, Callable[[int, int, Path], stoker.Pipeline[Any]]] = {
     "dicts": lambda n, s, _: stoker.from_dataset(Dicts(n), seed=s),
     "many": lambda n, s, _: stoker.from_dataset(Many(n), seed=s),
     "faulty": lambda n, s, _: stoker.from_dataset(Dicts(n, n // 2), seed=s),
-    "skipping": lambda n, s, _: stoker.from_dataset(Dicts(n, n // 2), seed=s, on_error=2),
+    "skipping": lambda n, s, _: stoker.from_dataset(Dicts(n, n // 2), seed=s, max_errors=2),
     "stream": lambda n, s, _: stoker.from_iterable([Dicts(n)[i] for i in range(n)], seed=s),
     "loader": loader,
     "mix": mixed,

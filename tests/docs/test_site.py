@@ -16,6 +16,7 @@ import stoker
 import stoker.images
 import stoker.sources
 import stoker.stages
+import stoker.types
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
@@ -23,10 +24,11 @@ PUBLIC = {
     *(f"stoker.images.{name}" for name in stoker.images.__all__),
     *(f"stoker.sources.{name}" for name in stoker.sources.__all__),
     *(f"stoker.stages.{name}" for name in stoker.stages.__all__),
+    *(f"stoker.types.{name}" for name in stoker.types.__all__),
 }
 # Modules that have a page; a type alias; names with two addresses.
 ELSEWHERE = {
-    *("stoker.collate", "stoker.images", "stoker.testing"),
+    *("stoker.collate", "stoker.images", "stoker.testing", "stoker.types"),
     *("stoker.sources.Access", "stoker.sources.Indices"),
     *("stoker.sources.Source", "stoker.stages.Stage"),
 }

@@ -657,9 +657,9 @@ def test_what_filters_and_skip_budgets_leave_is_covered(point: str, source: str,
         return x
 
     if source == "dataset":
-        chain = stoker.from_dataset(Slow(33), seed=0, on_error=4).shuffle()
+        chain = stoker.from_dataset(Slow(33), seed=0, max_errors=4).shuffle()
     else:
-        chain = stoker.from_iterable(Stream(33), seed=0, on_error=4)
+        chain = stoker.from_iterable(Stream(33), seed=0, max_errors=4)
     chain = chain.map(fail).filter(Keep(3, 0), on="id")
     expected = {i for i in range(33) if i not in bad and i % 3}
     pipeline = built(chain, point, auto(), kind=kind)
@@ -1465,7 +1465,7 @@ def test_saved_within_steps_the_rest_of_them_is_left() -> None:
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> None:
     pipeline = slow(40, point, auto())
-    assert (pipeline.progress, pipeline.counts) == (0.0, stoker.Counts())
+    assert (pipeline.progress, pipeline.counts) == (0.0, stoker.types.Counts())
     times, uses, steps = [0.0], 0, 0
     for epoch in range(3):
         seen: set[int] = set()
@@ -1477,11 +1477,11 @@ def test_progress_counts_fresh_examples_and_goes_on_over_epochs(point: str) -> N
             steps += 1
             assert pipeline.epoch == epoch
             assert pipeline.progress == pytest.approx(len(seen) / 40)
-            assert pipeline.counts == stoker.Counts(40 * epoch + len(seen), uses, steps)
+            assert pipeline.counts == stoker.types.Counts(40 * epoch + len(seen), uses, steps)
             times.append(pipeline.epoch + pipeline.progress)
         assert times[-1] == epoch + 1
         assert (pipeline.epoch, pipeline.progress) == (epoch + 1, 0.0)
-        assert pipeline.counts == stoker.Counts(40 * (epoch + 1), uses, steps)
+        assert pipeline.counts == stoker.types.Counts(40 * (epoch + 1), uses, steps)
         times.append(pipeline.epoch + pipeline.progress)
     assert times == sorted(times)
 
@@ -1739,7 +1739,7 @@ def test_what_a_loader_raises_arrives_once_and_it_goes_on(
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
     data = Faulty(60, {5, 21, 40})
-    pipeline = stoker.from_dataset(data, seed=0, on_error=2).echo().batch(4)
+    pipeline = stoker.from_dataset(data, seed=0, max_errors=2).echo().batch(4)
     found: list[list[int]] = []
     with leaving_nothing():
         iterator = iter(pipeline.workers(workers, kind=kind))

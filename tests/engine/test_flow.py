@@ -45,11 +45,11 @@ STEPS: dict[str, Step] = {
     "take": lambda p: p.take(5),
     "skip": lambda p: p.skip(3),
     "map": lambda p: p.map(_same),
-    "map that skips": lambda p: p.map(_same, on_error=2),
-    "map that raises": lambda p: p.map(_same, on_error="raise"),
+    "map that skips": lambda p: p.map(_same, max_errors=2),
+    "map that raises": lambda p: p.map(_same, max_errors=0),
     "random map": lambda p: p.random_map(_drawn),
     "filter": lambda p: p.filter(_yes),
-    "filter that skips": lambda p: p.filter(_yes, on_error=3),
+    "filter that skips": lambda p: p.filter(_yes, max_errors=3),
     "echo": lambda p: p.echo(2),
     "adaptive echo": lambda p: p.echo("auto"),
     "batch": lambda p: p.batch(4),
@@ -58,9 +58,9 @@ STEPS: dict[str, Step] = {
 
 SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
     "dataset": lambda: stoker.from_dataset(list(range(20)), seed=1),
-    "dataset with a budget": lambda: stoker.from_dataset(list(range(20)), seed=1, on_error=2),
+    "dataset with a budget": lambda: stoker.from_dataset(list(range(20)), seed=1, max_errors=2),
     "iterable": lambda: stoker.from_iterable(list(range(20)), seed=1),
-    "iterable with a budget": lambda: stoker.from_iterable(range(20), seed=1, on_error=0.5),
+    "iterable with a budget": lambda: stoker.from_iterable(range(20), seed=1, max_errors="50%"),
     "loader": lambda: stoker.from_loader([[1, 2], [3, 4]], seed=1),
 }
 

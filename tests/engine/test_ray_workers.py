@@ -22,7 +22,7 @@ import ray
 
 import order_chains
 import stoker
-from conftest import _raised
+from descriptors import RAISED
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cluster.workers import ray_kind
@@ -66,7 +66,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """In place of the check of all processes: a cluster starts and keeps some as it likes."""
     yield
-    if request.node.stash.get(_raised, False):
+    if request.node.stash.get(RAISED, False):
         return
     gc.collect()
     until(lambda: not actors())
@@ -109,7 +109,7 @@ def stacked(examples: list[Any]) -> Any:
 CHAINS: dict[str, Callable[[], Any]] = {
     "echo": lambda: data().echo(2).random_map(noisy, on="x").batch(8),
     "survivors": lambda: (
-        data((5, 50), on_error=9)
+        data((5, 50), max_errors=9)
         .map(lambda e: e | {"y": [e["x"].sum()]})
         .filter(lambda e: e["id"] % 3 == 0)
         .batch(4)
@@ -318,7 +318,7 @@ def test_what_goes_wrong_is_told_as_by_worker_processes(cluster: Any) -> None:
     chain = data((5,)).batch(8)
     assert errors(chain.workers(2, kind="ray")) == errors(chain.workers(2, kind="process"))
 
-    strict = data((5, 50), on_error=1).workers(1, kind="ray")
+    strict = data((5, 50), max_errors=1).workers(1, kind="ray")
     with pytest.raises(BudgetSpent, match="2 examples failed"):
         list(strict)
 

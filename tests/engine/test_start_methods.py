@@ -45,7 +45,7 @@ def data(**options):
 
 CHAINS = {
     "echo": lambda: data().echo(2).random_map(augment, on="x").batch(8),
-    "survivors": lambda: data(on_error=9).map(checked).cache("4MiB").filter(is_third).batch(4),
+    "survivors": lambda: data(max_errors=9).map(checked).cache("4MiB").filter(is_third).batch(4),
     "whole batches": lambda: data().batch(8, collate=stacked).random_map(halved),
     "columns": lambda: stoker.from_arrays(np.arange(900.0).reshape(90, 10), seed=1)
     .shuffle().random_map(augment).batch(8),

@@ -92,7 +92,7 @@ def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> Non
         return x
 
     pipeline = stoker.from_dataset(list(range(20)), seed=3).shuffle()
-    pipeline = pipeline.map(fail_on_three, on_error=5).map(note)
+    pipeline = pipeline.map(fail_on_three, max_errors=5).map(note)
     work = work_of(pipeline)
     chain = pipeline.chain
     order = chain.selection.rank_order(20, chain.seed, 0)

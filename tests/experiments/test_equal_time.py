@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from experiments import evidence
 from experiments.arms import epoch_after_epoch
-from experiments.equal_time import page
 from experiments.equal_time.clock import ExactClock
 from experiments.equal_time.schedules import NONE, EchoArm, schedule_of
 from stoker.schedule.echo_record import Decisions, EchoRecord, encode
@@ -106,6 +106,6 @@ def test_no_example_is_used_before_the_exact_clock_has_it(
 
 
 def test_pages_have_the_tables_and_sentences_of_their_rows() -> None:
-    for each in page.PAGES:
+    for each in evidence.PAGES:
         text = each.read_text(encoding="utf-8")
-        assert page.told(text) == text, "python -m experiments.equal_time page writes them"
+        assert evidence.told(text) == text, "python -m experiments.evidence writes them"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import served
+from hypothesis import strategies as st
 
 import stoker
-from stoker.feed import local_socket, messages
-from stoker.feed.autostart import FeedSettings
-from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.server import FeedServer
+from stoker.feeds import local_socket, messages
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.server import FeedServer
 
 WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")
@@ -147,7 +149,7 @@ def sharing(kind: str, name: str, **settings: Any) -> Callable[[], stoker.Pipeli
     def make() -> stoker.Pipeline:
         make_of_this_job[:] = ["share", kind, name, settings]
         target = f"{Path(served.__file__)}:{kind}"
-        return stoker.share(target, name=name, **settings)
+        return stoker.feed(target, name=name, **settings)
 
     return make
 
@@ -165,12 +167,12 @@ def joining(name: str) -> Callable[[], stoker.Pipeline]:
 @contextlib.contextmanager
 def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> Iterator[Any]:
     """Have a process of its own serve a pipeline; it is killed at the end."""
-    how = FeedSettings(name, "", **{"patience_s": 20.0, **settings})
+    how = FeedSettings(name, "", **{"timeout_s": 20.0, **settings})
 
     def feed() -> None:
         listener = local_socket.listen(name)
         assert listener is not None
-        feeder = FeedServer(listener, Preparation(make()), how)
+        feeder = FeedServer(listener, make(), how)
         try:
             feeder.serve()
         except BaseException:
@@ -261,3 +263,52 @@ if __name__ == "__main__":
     else:
         remade = joining(access[1])
     _job(remade, Play(**settings), Path(path), saved)
+
+
+_names = itertools.count()
+
+
+def fresh_name() -> str:
+    return f"test-{os.getpid()}-{next(_names)}"
+
+
+def plays(fewest: int = 1) -> st.SearchStrategy[list[Play]]:
+    play = st.builds(
+        Play,
+        epochs=st.integers(1, 3),
+        step_s=st.sampled_from((0.0, 0.0, 0.001, 0.004)),
+        fate=st.sampled_from(("none", "none", "killed", "stopped", "skips", "resumes")),
+        at=st.integers(1, 12),
+        keeps=st.sampled_from((0, 0, 1, 5)),
+        delay_s=st.sampled_from((0.0, 0.0, 0.02, 0.1)),
+    )
+    return st.lists(play, min_size=fewest, max_size=5)
+
+
+def play_out(
+    makes: list[Callable[[], Any]],
+    cast: list[Play],
+    kind: str,
+    kills: list[tuple[int, str]],
+    continue_after_s: float = 0.1,
+) -> None:
+    """Have jobs play, kill feeders behind so many outputs, and check what came."""
+    with tempfile.TemporaryDirectory() as home:
+        logs = [Path(home) / f"{number}" for number in range(len(cast))]
+        jobs = [start(*one) for one in zip(makes, cast, logs, strict=True)]
+
+        def outputs() -> int:
+            return sum(len(log_of(log).outputs) for log in logs)
+
+        for behind, name in sorted(kills):
+            while outputs() < behind and any(job.is_alive() for job in jobs):
+                if any(is_stopped(job.pid) for job in jobs):
+                    break
+                time.sleep(0.002)
+            pid = feeder_of(name) if any(job.is_alive() for job in jobs) else None
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        wait_for_the_end(jobs, continue_after_s=continue_after_s)
+        for play, log in zip(cast, logs, strict=True):
+            check_outputs(log_of(log), kind, play)

@@ -25,7 +25,7 @@ def job(name: str, epochs: int, step_s: float) -> list[tuple[int, str]]:
 
     import stoker
 
-    train = stoker.share(f"{served.__file__}:batches", name=name, cluster="ray", patience_s=5.0)
+    train = stoker.feed(f"{served.__file__}:batches", name=name, cluster="ray", timeout_s=5.0)
     found = []
     for _ in range(epochs):
         with iter(train) as batches:

@@ -73,7 +73,7 @@ def _hang(index: int) -> int:
 
 def stuck() -> stoker.Pipeline:
     warnings.simplefilter("ignore")  # the feeder's own process is told of the example
-    source = stoker.from_dataset(Grids(), seed=16).map(_hang, on=1, on_error=1)
+    source = stoker.from_dataset(Grids(), seed=16).map(_hang, on=1, max_errors=1)
     return source.batch(8).workers(2, timeout_s=0.2)
 
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from descriptors import open_descriptors
 from encodable import Pair, Record, nested, shown
 from odd_records import ODD_RECORDS, record_of
-from stoker.feed import remote
-from stoker.feed.messages import (
+from stoker.feeds import remote
+from stoker.feeds.messages import (
     Begin,
     End,
     Failed,
@@ -30,11 +30,11 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
+from stoker.feeds.payload import from_payload
+from stoker.feeds.shared_memory import map_block
 from stoker.transport.codec.decoder import Damaged, UnknownType, decode, decode_views
 from stoker.transport.codec.encoder import encode, encode_views
 from stoker.transport.link import Link
-from stoker.transport.payload import from_payload
-from stoker.transport.shared_memory import map_block
 from strategies import FULL
 
 

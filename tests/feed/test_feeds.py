@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ import numpy as np
 import pytest
 import served
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from playing import (
     Play,
     check_outputs,
@@ -37,18 +34,9 @@ from playing import (
 )
 
 import stoker
-from stoker.feed import local_socket, messages, server
-from stoker.feed.autostart import FeedSettings
+from stoker.feeds import local_socket, messages, server
+from stoker.feeds.autostart import FeedSettings
 from strategies import one_in, shortened
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = f"feeds-{os.getpid()}-{next(_names)}"
-    yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
 
 
 def failing_target(function: str) -> str:
@@ -168,7 +156,7 @@ def make():
     return stoker.from_dataset(Data(), seed=0).batch(5)
 
 if __name__ == "__main__":
-    for batch in stoker.share(make, name="{name}"):
+    for batch in stoker.feed(make, name="{name}"):
         assert type(batch) is Example
         print(batch.label.tolist())
 """
@@ -203,7 +191,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
         (failing_target("adaptive"), "cannot serve .echo"),
         (failing_target("late"), "cannot serve .late"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
-        (failing_target("on_device"), r"\.to\(device\)"),
+        (failing_target("on_device"), r"\.to_torch\(device\)"),
         (failing_target("raises"), "no data today"),
         (failing_target("returns_none"), "not a stoker pipeline"),
         (failing_target("nowhere"), "has no function nowhere"),
@@ -227,11 +215,6 @@ def test_what_cannot_be_served_says_so(
     assert re.search(says, answer.reason)
 
 
-def test_who_shares_what_cannot_be_served_is_told(name: str) -> None:
-    with pytest.raises(stoker.FeedError, match="no data today"):
-        stoker.share(failing_target("raises"), name=name)
-
-
 @pytest.mark.parametrize(
     ("function", "error", "says"),
     [
@@ -241,7 +224,7 @@ def test_who_shares_what_cannot_be_served_is_told(name: str) -> None:
 )
 def test_wrong_functions(function: Any, error: type[Exception], says: str, name: str) -> None:
     with pytest.raises(error, match=says):
-        stoker.share(function, name=name)
+        stoker.feed(function, name=name)
 
 
 TYPED_IN = """
@@ -250,7 +233,7 @@ import stoker
 def make():
     return stoker.from_dataset(range(10), seed=0).batch(5)
 
-list(stoker.share(make, name="{name}"))
+list(stoker.feed(make, name="{name}"))
 """
 
 
@@ -297,9 +280,9 @@ def test_wrong_names() -> None:
 
 
 def test_two_functions_under_one_name(name: str) -> None:
-    first = stoker.share(target("batches"), name=name)
+    first = stoker.feed(target("batches"), name=name)
     with pytest.raises(stoker.FeedError, match=r"not .*:rows"):
-        stoker.share(target("rows"), name=name)
+        stoker.feed(target("rows"), name=name)
     del first
 
 
@@ -310,7 +293,7 @@ def test_a_script_that_shares_while_it_is_imported(tmp_path: Path, name: str) ->
 import stoker
 def make():
     return stoker.from_dataset(range(10), seed=0).batch(5)
-stoker.share(make, name="{name}")
+stoker.feed(make, name="{name}")
 """
     )
     done = subprocess.run(
@@ -319,18 +302,9 @@ stoker.share(make, name="{name}")
     assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
-def test_too_small_and_too_large_staging_areas(name: str) -> None:
-    wrong: list[tuple[Any, str]] = [
-        (2, "at least 4"),
-        ("100TB", "does not fit"),
-        ("1 kg", "not a size"),
-    ]
-    for number, (staging, says) in enumerate(wrong):
-        with pytest.raises(stoker.FeedError, match=says):
-            stoker.share(target("batches"), name=f"{name}-{number}", staging=staging)
-    small = stoker.share(target("batches"), name=name, staging="200KB")
-    with pytest.raises(stoker.FeedError, match="too small"):
-        list(small)
+def test_too_small_staging_areas(name: str) -> None:
+    with pytest.raises(stoker.FeedError, match="at least 4"):
+        stoker.feed(target("batches"), name=name, staging=2)
 
 
 def test_states_of_other_feeds_are_refused(name: str) -> None:
@@ -431,52 +405,6 @@ def connect(name: str) -> socket.socket:
 
 
 good = messages.Hello(messages.VERSION, "fuzz")
-hostile = st.one_of(
-    st.binary(max_size=200),
-    st.integers(messages.MAX_PACKET_BYTES - 2, messages.MAX_PACKET_BYTES + 2).map(bytes),
-    st.sampled_from(
-        [
-            messages.encode(message)
-            for message in (
-                good,
-                messages.EpochRequest(1, None, -1),
-                messages.EpochRequest(2**40, 2**62, 2**62),
-                messages.Release([1, 2, 3], 0),
-                messages.Release([], -1),
-                messages.Leave(),
-                messages.Refused("x"),
-                messages.Hello(99, "other version"),
-                messages.Hello(1, "x" * 60_000),
-            )
-        ]
-    ),
-)
-
-
-@settings(max_examples=200 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 8)
-@given(st.lists(st.tuples(st.booleans(), st.lists(hostile, max_size=6)), min_size=1, max_size=5))
-def test_hostile_messages_end_their_connection_alone(
-    attacks: list[tuple[bool, list[bytes]]],
-) -> None:
-    name = f"fuzz-{os.getpid()}-{next(_names)}"
-    with feeding(served.batches, name) as feeder:
-        feed = stoker.from_feed(name)
-        batches = iter(feed)
-        got = [served.digest(next(batches))]
-        for greets, packets in attacks:
-            with connect(name) as connection:
-                if greets:
-                    messages.send(connection, good)
-                for packet in packets:
-                    try:
-                        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"\1\0\0\0")]
-                        connection.sendmsg([packet], passed)
-                    except OSError:
-                        break
-            got.append(served.digest(next(batches)))
-        got += [served.digest(batch) for batch in batches]
-        assert got == served.expected("batches", 0)
-        assert feeder.is_alive()
 
 
 def test_connections_that_say_nothing_hold_up_nobody(name: str) -> None:
@@ -527,7 +455,7 @@ def _shared_bytes(pid: int) -> int:
 
 @pytest.mark.interrupts
 def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
-    with feeding(served.many, name, patience_s=1000.0):
+    with feeding(served.many, name, timeout_s=1000.0):
         first = stoker.from_feed(name)
         batches = iter(first)
         next(batches)
@@ -555,13 +483,13 @@ def _interrupted(wait: Any) -> None:
         ({"jobs": 0}, ValueError),
         ({"jobs": "8"}, TypeError),
         ({"staging": 2.5}, TypeError),
-        ({"patience_s": 0}, ValueError),
-        ({"patience_s": None}, TypeError),
+        ({"timeout_s": 0}, ValueError),
+        ({"timeout_s": None}, TypeError),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], error: type[Exception], name: str) -> None:
     with pytest.raises(error, match=next(iter(settings))):
-        stoker.share(target("batches"), name=name, **settings)
+        stoker.feed(target("batches"), name=name, **settings)
 
 
 def test_waiting_uses_no_processor(name: str) -> None:
@@ -587,7 +515,7 @@ def _kill(jobs: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("access", shortened(["share", "from_feed"], 1))
 def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
-    call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"
+    call = f"stoker.feed({target('batches')!r}, name={name!r}, jobs=2)"
     with contextlib.ExitStack() as stack:
         if access == "from_feed":
             stack.enter_context(feeding(served.batches, name, jobs=2))
@@ -679,6 +607,6 @@ def test_a_feeder_that_ends_each_time_at_one_place_is_not_started_for_ever(
         "def build():\n"
         "    return stoker.from_dataset(list(range(9))).map(die).batch(2).workers(0)\n"
     )
-    train = stoker.share(f"{tmp_path}/deadly.py:build", name=name)
+    train = stoker.feed(f"{tmp_path}/deadly.py:build", name=name)
     with pytest.raises(stoker.FeedError, match=r"ended \d times.* to see why"):
         list(train)

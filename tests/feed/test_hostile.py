@@ -6,12 +6,11 @@ import contextlib
 import functools
 import gc
 import io
-import itertools
 import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ import failing
 import numpy as np
 import pytest
 import served
-from playing import feeder_of, feeding, wait_until
+from playing import feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
-from stoker.feed import local_socket, messages
-from stoker.feed.messages import (
+from stoker.feeds import local_socket, messages, payload
+from stoker.feeds.messages import (
     Begin,
     End,
     EpochRequest,
@@ -39,19 +38,8 @@ from stoker.feed.messages import (
     Release,
     Welcome,
 )  # fmt: skip
-from stoker.transport import payload
-from stoker.transport.shared_memory import Blocks
+from stoker.feeds.shared_memory import Blocks
 from strategies import FULL, shortened
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = f"hostile-{os.getpid()}-{next(_names)}"
-    yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
-
 
 HELLO = Hello(messages.VERSION, "a job", "", "", 11, ["a", "b"])
 WELCOME = Welcome(True, 3, 11, ["a", "b"], True, 2, 7, 0)
@@ -60,7 +48,7 @@ FROM_JOB = [
     HELLO,
     EpochRequest(1, None, 0),
     EpochRequest(2, 3, 4),
-    Release([1, 2, 300], 10**9),
+    Release([1, 2, 300]),
     Leave(),
 ]
 FROM_FEEDER = [
@@ -143,8 +131,8 @@ def targeted(draw: random.Random) -> bytes:
                 EpochRequest(2, 0, largest),
                 EpochRequest(3, 1, 18),
                 EpochRequest(4, None, largest),
-                Release([0] * messages.MAX_LEASES, largest),
-                Release(list(range(100)), 0),
+                Release([0] * messages.MAX_LEASES),
+                Release(list(range(100))),
             ]
         )
     )
@@ -237,14 +225,13 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
-    from stoker.feed.autostart import FeedSettings
-    from stoker.feed.feed_view import FeedView
-    from stoker.feed.feeder.preparation import Preparation
-    from stoker.feed.server import FeedServer
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.feed_view import FeedView
+    from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None
-    feeder = FeedServer(listener, Preparation(served.batches()), FeedSettings(name, ""))
+    feeder = FeedServer(listener, served.batches(), FeedSettings(name, ""))
     shown: list[str] = []
 
     def show() -> None:
@@ -282,21 +269,20 @@ def test_a_target_and_arguments_of_any_name(
     script = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.py"))
     Path(script).write_text(Path(failing.__file__).read_text())
     monkeypatch.setattr("sys.argv", [script, os.fsdecode(b"\xff" * 300)])
-    feed = stoker.share(f"{script}:loader", name=name)
+    feed = stoker.feed(f"{script}:loader", name=name)
     assert list(feed) == [[number] for number in range(10)]
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
-    from stoker.feed.autostart import FeedSettings
-    from stoker.feed.feeder.preparation import Preparation
-    from stoker.feed.server import FeedServer
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.server import FeedServer
 
     listener = local_socket.listen(name)
     assert listener is not None
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
         FeedServer(
             listener,
-            Preparation(stoker.from_dataset(range(9), seed=2**64)),
+            stoker.from_dataset(range(9), seed=2**64),
             FeedSettings(name, ""),
         )
 
@@ -419,7 +405,7 @@ NONSENSE: dict[str, Says] = {
     "too long": lambda feeder: feeder.send(bytes(messages.MAX_PACKET_BYTES + 1)),
     "half a message": then(messages.encode(End(1, 0, 0))[:-1]),
     "no UTF-8": then(messages.encode(Failed(1, "abc")).replace(b"abc", b"\xff\xfe\xfd")),
-    "what a job says": then(messages.encode(Release([], 0))),
+    "what a job says": then(messages.encode(Release([]))),
     "a welcome": then(WELCOME),
     "a refusal": then(Refused("not you")),
     "an answer to what was not asked yet": then(Evicted(99)),

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.feed.feeder.log import EpochEnd, LogReader, OutputLog, PipelineFailed, StagedItem
-from stoker.feed.feeder.memory_budget import MemoryBudget
+from stoker.feeds.feeder.log import EpochEnd, LogReader, OutputLog, PipelineFailed, StagedItem
+from stoker.feeds.feeder.memory_budget import MemoryBudget
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
 
@@ -43,7 +43,7 @@ class Logs(RuleBasedStateMachine):
         if not left:
             self.log.end_epoch()
         else:
-            item = StagedItem(epoch, number, min(count, left), 1, 1, None)
+            item = StagedItem(epoch, number, min(count, left), 1, None)
             self.log.append(item)
 
     @precondition(lambda self: self.got)
@@ -123,7 +123,7 @@ def test_logs_together_stay_within_the_staging_area(order: list[list[int]], slot
         for log, reader, moves in zip(logs, readers, order, strict=False):
             for move in moves:
                 if move and staging.room(logs, log):
-                    log.append(StagedItem(*log.end, 1, 1, 1, None))
+                    log.append(StagedItem(*log.end, 1, 1, None))
                 elif not move and log.items:
                     log.advance(reader, log.items[0])
                     log.finish(reader, log.items[0])

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 from descriptors import open_descriptors
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
-from stoker.transport import payload, shared_memory
-from stoker.transport.shared_memory import Blocks, Stale, map_block
+from stoker.feeds import payload, shared_memory
+from stoker.feeds.shared_memory import Blocks, Stale, map_block
 
 Pair = namedtuple("Pair", "image label")
 

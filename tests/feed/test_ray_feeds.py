@@ -52,4 +52,4 @@ def test_jobs_on_two_nodes_share_one_preparation() -> None:
 )
 def test_without_a_cluster_it_says_so(cluster: str, error: type[Exception]) -> None:
     with pytest.raises(error, match="cluster="):
-        stoker.share("served.py:batches", name="nowhere", cluster=cluster)
+        stoker.feed("served.py:batches", name="nowhere", cluster=cluster)

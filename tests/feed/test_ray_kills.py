@@ -33,7 +33,7 @@ def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
     import stoker
 
     target = f"{served.__file__}:batches"
-    train = stoker.share(target, name=name, cluster="ray", patience_s=5.0)
+    train = stoker.feed(target, name=name, cluster="ray", timeout_s=5.0)
     found = []
     try:
         for _ in range(epochs):
@@ -57,7 +57,7 @@ def refused(name: str) -> str:
     import stoker
 
     try:
-        stoker.share(f"{served.__file__}:clocked", name=name, cluster="ray")
+        stoker.feed(f"{served.__file__}:clocked", name=name, cluster="ray")
     except stoker.FeedError as error:
         return str(error)
     return ""

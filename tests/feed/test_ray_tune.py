@@ -39,7 +39,7 @@ def trial(config: dict[str, Any]) -> None:
     import stoker
 
     target = f"{served.__file__}:batches"
-    train = stoker.share(target, name=config["feed"], cluster="ray", jobs=config["jobs"])
+    train = stoker.feed(target, name=config["feed"], cluster="ray", jobs=config["jobs"])
     found = []
     for _ in range(EPOCHS):
         for batch in train:

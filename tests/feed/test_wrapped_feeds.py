@@ -45,7 +45,7 @@ if __name__ == "__main__":
     alone = prep.batches()
     whole = [numbers(alone) for _ in range(3)]
 
-    train = stoker.share(prep.batches, name=name)
+    train = stoker.feed(prep.batches, name=name)
     iter(train).close()
     assert numbers(train) == whole[0], "a trial spent an epoch"
     iterator = iter(train)
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     assert numbers(train) == whole[2]
 
     for prepare in (prep.batches, prep.examples, prep.chosen):
-        short = stoker.share(prepare, name=f"{name}-{prepare.__name__}")
+        short = stoker.feed(prepare, name=f"{name}-{prepare.__name__}")
         short = (short.batch(8) if prepare is prep.examples else short).steps(5)
         iterator = iter(short)
         numbers(next(iterator) for _ in range(5))
@@ -67,7 +67,7 @@ if __name__ == "__main__":
         short.load_state_dict(state)
         assert numbers(short) == following, "an epoch that was left went on"
 
-    ahead = stoker.share(prep.batches, name=name + "-ahead")
+    ahead = stoker.feed(prep.batches, name=name + "-ahead")
     ahead.acknowledge(0)
     iterator = iter(ahead)
     for _ in range(5):
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     ahead.load_state_dict(state)
     assert numbers(ahead) == whole[0][3:]
 
-    echoed = stoker.share(prep.examples, name=name + "-echoed").echo().batch(8)
+    echoed = stoker.feed(prep.examples, name=name + "-echoed").echo().batch(8)
     echoed.acknowledge(0)
     iterator = iter(echoed)
     seen, held = set(), [next(iterator), next(iterator)]

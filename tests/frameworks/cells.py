@@ -85,9 +85,9 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     if kind == "share":
         name = f"cells-{framework.split()[0]}-{use.replace(' ', '-')}-{os.environ['CELLS']}"
         if ranks:
-            feed = stoker.share(prepared_examples, name=name, jobs=WORLD)
+            feed = stoker.feed(prepared_examples, name=name, jobs=WORLD)
             return feed.shard().batch(BATCH)
-        feed = stoker.share(prepared, name=name)
+        feed = stoker.feed(prepared, name=name)
         return feed.repeat().steps(10) if scheduled else feed
     data: Any = Numbered()
     if kind == "cached":
@@ -162,13 +162,21 @@ def check_schedule(rates: list[float], total: int) -> None:
     assert np.allclose(rates, wanted), (rates, wanted)
 
 
-def run_all(uses: Any, cells: list[tuple[str, str]], results: int) -> None:
-    """Run cells, each in a folder of its own, and write what comes of them to a descriptor."""
+def times(kind: str) -> int:
+    """How often each example is used in an epoch."""
+    return 2 if kind == "echo(loader)" else 1
+
+
+def run_all(module: Any, cells: list[tuple[str, str]], results: int) -> None:
+    """Run cells, each in a folder of its own, and write what comes of them to a descriptor.
+
+    A use is a function of the framework's module: "any checkpoint" is ``any_checkpoint(kind)``.
+    """
     for kind, use in cells:
         os.makedirs(f"{kind} {use}", exist_ok=True)
         os.chdir(f"{kind} {use}")
         try:
-            uses[use](kind)
+            getattr(module, use.replace("2 ", "two ").replace(" ", "_"))(kind)
             outcome = "works"
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
@@ -187,9 +195,7 @@ def main() -> None:
     os.dup2(said, 2)
     cells_of = importlib.import_module(MODULES[framework])
     run = getattr(cells_of, "in_workers", run_all)
-    run(
-        {**cells_of.USES, **cells_of.MORE}, list(zip(cells[::2], cells[1::2], strict=True)), results
-    )
+    run(cells_of, list(zip(cells[::2], cells[1::2], strict=True)), results)
     os.close(results)
     if WORLD > 1:
         sys.stdin.read()

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
-from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
+from cells import (
+    EPOCHS,
+    EXAMPLES,
+    Model,
+    Numbered,
+    check_epochs,
+    check_ranks,
+    check_schedule,
+    make,
+    times,
+)
 from torch.utils.data import DataLoader
 
 import stoker
 
 FRAMEWORK = "Accelerate"
-
-
-def times(kind: str) -> int:
-    return 2 if kind == "echo(loader)" else 1
 
 
 class Loop:
@@ -119,15 +124,6 @@ def schedule(kind: str) -> None:
         assert total == len(rates) == EPOCHS * 6
     else:
         check_schedule(rates, total)
-
-
-USES: dict[str, Callable[[str], None]] = {
-    "fit": fit,
-    "validate": validate,
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": schedule,
-}
 
 
 # -- what is not in the matrix
@@ -267,14 +263,3 @@ def uneven_ranks(kind: str) -> None:
         said = [str(each.message) for each in told]
         assert ("remainder='pad'" in " ".join(said)) == (examples == 11), said
     accelerator.wait_for_everyone()  # rank 0 keeps the store that the other ranks still read
-
-
-MORE: dict[str, Callable[[str], None]] = {
-    "accumulate": accumulate,
-    "lookahead": lookahead,
-    "skips": skips,
-    "unsharded": unsharded,
-    "resumed ranks": resumed_ranks,
-    "padded ranks": padded_ranks,
-    "uneven ranks": uneven_ranks,
-}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from cells import BATCH, EPOCHS, EXAMPLES, RANK, WORLD, Seen, check_epochs, check_ranks, make
+from cells import BATCH, EPOCHS, EXAMPLES, RANK, WORLD, Seen, check_epochs, check_ranks, make, times
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stoker
-
-
-def times(kind: str) -> int:
-    return 2 if kind == "echo(loader)" else 1
 
 
 class Net(nnx.Module):
@@ -135,13 +130,3 @@ def schedule(kind: str) -> None:
         loop.run(epoch)
     assert loop.steps == EPOCHS * (6 if kind == "cached" else 10)
     assert int(loop.optimizer.step[...]) == loop.steps
-
-
-USES: dict[str, Callable[[str], None]] = {
-    "fit": fit,
-    "validate": validate,
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": schedule,
-}
-MORE: dict[str, Callable[[str], None]] = {}

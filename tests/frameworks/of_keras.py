@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "KERAS_HOME": "."}
@@ -13,8 +12,19 @@ import jax
 import keras
 import pytest
 import torch
-from cells import EPOCHS, EXAMPLES, RANK, WORLD, Numbered, Seen, check_epochs, check_ranks, make
-from of_jax import of_jax_ranks, own_part, times
+from cells import (
+    EPOCHS,
+    EXAMPLES,
+    RANK,
+    WORLD,
+    Numbered,
+    Seen,
+    check_epochs,
+    check_ranks,
+    make,
+    times,
+)
+from of_jax import of_jax_ranks, own_part
 
 import stoker
 from stoker.keras import AcknowledgeBatches, PipelineDataset
@@ -124,15 +134,6 @@ def schedule(kind: str) -> None:
     assert float(net.optimizer.learning_rate) == pytest.approx(0)
 
 
-USES: dict[str, Callable[[str], None]] = {
-    "fit": fit,
-    "validate": validate,
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": schedule,
-}
-
-
 # -- what is not in the matrix
 
 
@@ -143,6 +144,3 @@ def unsharded(kind: str) -> None:
         loader: Any = torch.utils.data.DataLoader(Numbered(), 8)  # type: ignore[arg-type]
         made = stoker.echo(loader, 2)
     trained(PipelineDataset(made))
-
-
-MORE: dict[str, Callable[[str], None]] = {"unsharded": unsharded}

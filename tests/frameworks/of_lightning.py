@@ -23,6 +23,7 @@ from cells import (
     check_ranks,
     check_schedule,
     make,
+    times,
 )
 
 import stoker
@@ -84,10 +85,6 @@ def trainer(**settings: Any) -> pl.Trainer:
     return pl.Trainer(**{**given, **settings})
 
 
-def times(kind: str) -> int:
-    return 2 if kind == "echo(loader)" else 1
-
-
 def fit(kind: str) -> None:
     module = Module(kind, "fit")
     trainer().fit(module)
@@ -122,15 +119,6 @@ def schedule(kind: str) -> None:
         assert module.total == len(module.rates) == EPOCHS * 6
     else:
         check_schedule(module.rates, module.total)
-
-
-USES: dict[str, Callable[[str], None]] = {
-    "fit": fit,
-    "validate": validate,
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": schedule,
-}
 
 
 # -- what is not in the matrix; the kind says which case it is
@@ -383,19 +371,3 @@ def padded_ranks(kind: str) -> None:
             ids = np.arange(examples)
             assert np.isclose(told[0]["right"], (ids % 2 == 0).mean()), (examples, batch, told)
             assert np.isclose(told[0]["loss"], ids.mean()), (examples, batch, told)
-
-
-MORE: dict[str, Callable[[str], None]] = {
-    "limits": limits,
-    "overfit": overfit,
-    "val_check_interval": val_check_interval,
-    "combined": combined,
-    "checkpoints": checkpoints,
-    "estimated": estimated,
-    "any checkpoint": any_checkpoint,
-    "acknowledged": acknowledged,
-    "fresh clock": fresh_clock,
-    "unsharded": unsharded,
-    "resumed ranks": resumed_ranks,
-    "padded ranks": padded_ranks,
-}

@@ -23,6 +23,7 @@ from cells import (
     check_ranks,
     check_schedule,
     make,
+    times,
 )
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,10 +31,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stoker
-
-
-def times(kind: str) -> int:
-    return 2 if kind == "echo(loader)" else 1
 
 
 class Loop:
@@ -101,6 +98,18 @@ def loop(kind: str, use: str) -> Loop:
     return Loop(make(kind, "PyTorch", use))
 
 
+def fit(kind: str) -> None:
+    loop(kind, "fit").fit(kind)
+
+
+def validate(kind: str) -> None:
+    loop(kind, "validate").validate(kind)
+
+
+def schedule(kind: str) -> None:
+    loop(kind, "schedule").schedule(kind)
+
+
 def resume(kind: str) -> None:
     first = loop(kind, "resume")
     first.run(0, stop=4)
@@ -132,15 +141,6 @@ def grouped(cell: Callable[[str], None]) -> Callable[[str], None]:
 @grouped
 def two_processes(kind: str) -> None:
     Loop(make(kind, "PyTorch", "2 processes"), DistributedDataParallel).two_processes(kind)
-
-
-USES: dict[str, Callable[[str], None]] = {
-    "fit": lambda kind: loop(kind, "fit").fit(kind),
-    "validate": lambda kind: loop(kind, "validate").validate(kind),
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": lambda kind: loop(kind, "schedule").schedule(kind),
-}
 
 
 # -- what is not in the matrix
@@ -261,11 +261,3 @@ def sharded_model(kind: str) -> None:
     for mine, theirs in zip(rest[0].parameters(), first[0].parameters(), strict=True):
         assert torch.equal(mine.full_tensor(), theirs.full_tensor())
     check_ranks(seen + run(rest, 0) + run(rest, 1), 2)
-
-
-MORE: dict[str, Callable[[str], None]] = {
-    "compiled": compiled,
-    "resumed ranks": resumed_ranks,
-    "other world": other_world,
-    "sharded model": sharded_model,
-}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,22 @@ def loop(kind: str, use: str) -> Loop:
     if not isinstance(made, stoker.Pipeline) and use != "resume":
         made = prepare_data_loader(made)
     return Loop(made, prepare_model)
+
+
+def fit(kind: str) -> None:
+    loop(kind, "fit").fit(kind)
+
+
+def validate(kind: str) -> None:
+    loop(kind, "validate").validate(kind)
+
+
+def schedule(kind: str) -> None:
+    loop(kind, "schedule").schedule(kind)
+
+
+def two_processes(kind: str) -> None:
+    loop(kind, "2 processes").two_processes(kind)
 
 
 def resume(kind: str) -> None:
@@ -62,16 +78,6 @@ def unsharded(kind: str) -> None:
     Loop(made).run(0)
 
 
-USES: dict[str, Callable[[str], None]] = {
-    "fit": lambda kind: loop(kind, "fit").fit(kind),
-    "validate": lambda kind: loop(kind, "validate").validate(kind),
-    "resume": resume,
-    "2 processes": lambda kind: loop(kind, "2 processes").two_processes(kind),
-    "schedule": lambda kind: loop(kind, "schedule").schedule(kind),
-}
-MORE = {"unsharded": unsharded}
-
-
 def work(settings: dict[str, Any]) -> None:
     """Be one of the workers; after a loss go on with the cell that it was lost in."""
     context, folder = ray.train.get_context(), settings["folder"]
@@ -81,10 +87,10 @@ def work(settings: dict[str, Any]) -> None:
     done = len(outcomes.read_text().splitlines())
     os.chdir(folder)
     with outcomes.open("ab") as results:
-        cells.run_all({**USES, **MORE}, settings["cells"][done:], results.fileno())
+        cells.run_all(sys.modules[__name__], settings["cells"][done:], results.fileno())
 
 
-def in_workers(uses: Any, wanted: list[tuple[str, str]], results: int) -> None:
+def in_workers(_: Any, wanted: list[tuple[str, str]], results: int) -> None:
     """Run cells under Ray Train, in one worker or in two."""
     ray.init(
         num_cpus=3, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cells import EPOCHS, EXAMPLES, Model, Numbered, check_epochs, check_ranks, check_schedule, make
+from cells import (
+    EPOCHS,
+    EXAMPLES,
+    Model,
+    Numbered,
+    check_epochs,
+    check_ranks,
+    check_schedule,
+    make,
+    times,
+)
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import stoker
@@ -19,10 +28,6 @@ FRAMEWORK = "Hugging Face Trainer"
 
 
 EVALUATED: Any = torch.utils.data.TensorDataset(torch.arange(EXAMPLES))
-
-
-def times(kind: str) -> int:
-    return 2 if kind == "echo(loader)" else 1
 
 
 class Stop(TrainerCallback):
@@ -140,15 +145,6 @@ def bounded(cycle: Any) -> None:
     cycle.step = step_if_any
 
 
-USES: dict[str, Callable[[str], None]] = {
-    "fit": fit,
-    "validate": validate,
-    "resume": resume,
-    "2 processes": two_processes,
-    "schedule": schedule,
-}
-
-
 # -- what is not in the matrix
 
 
@@ -238,14 +234,3 @@ def resumed_ranks(kind: str) -> None:
     rest.train(resume_from_checkpoint=f"{out}/checkpoint-2")
     check_ranks(first.model.seen + rest.model.seen, 1)
     assert len(rest.model.validated) == 4 * EXAMPLES // 2
-
-
-MORE: dict[str, Callable[[str], None]] = {
-    "at epoch ends": at_epoch_ends,
-    "auto": auto,
-    "while training": while_training,
-    "resume with evaluation": resume_with_evaluation,
-    "refused": refused,
-    "unsharded": unsharded,
-    "resumed ranks": resumed_ranks,
-}

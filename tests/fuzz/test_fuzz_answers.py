@@ -108,8 +108,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def pipelines(url: str) -> dict[str, Any]:
     return {
-        "file": lambda: stoker.from_files([f"{url}/a.bin"], seed=0, retry_s=0),
-        "shard": lambda: stoker.from_tar(f"{url}/a.tar", seed=0, retry_s=0),
+        "file": lambda: stoker.from_files([f"{url}/a.bin"], seed=0, timeout_s=0),
+        "shard": lambda: stoker.from_tar(f"{url}/a.tar", seed=0, timeout_s=0),
     }
 
 

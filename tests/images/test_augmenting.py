@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.images import random_erase, random_flip
+from stoker.images import random_erase, random_hflip
 
 Change = Callable[..., Any]
-CHANGES: list[Change] = [random_flip, random_erase]
+CHANGES: list[Change] = [random_hflip, random_erase]
 DTYPES = [np.uint8, np.int16, np.float32, np.float64]
 SEEDS = st.integers(0, 2**32)
 
@@ -64,7 +64,7 @@ def test_the_same_on_arrays_and_tensors_and_nothing_given_is_changed(
 
 @given(images=batches(), seed=SEEDS, p=st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_flip_mirrors_whole_images_or_leaves_them(images: Any, seed: int, p: float) -> None:
-    found = random_flip(images, np.random.default_rng(seed), p=p)
+    found = random_hflip(images, np.random.default_rng(seed), p=p)
     for old, new in zip(rows_last(images), rows_last(found), strict=True):
         allowed = ([old] if p < 1 else []) + ([old[..., ::-1]] if p > 0 else [])
         assert any(np.array_equal(new, each) for each in allowed)
@@ -72,7 +72,7 @@ def test_a_flip_mirrors_whole_images_or_leaves_them(images: Any, seed: int, p: f
 
 def test_half_of_many_images_are_flipped() -> None:
     images = np.arange(4_000 * 2, dtype=np.float32).reshape(4_000, 1, 2, 1)
-    found = random_flip(images, np.random.default_rng(0))
+    found = random_hflip(images, np.random.default_rng(0))
     flipped = (found != images).any((1, 2, 3)).mean()
     assert 0.45 < flipped < 0.55
 
@@ -126,7 +126,7 @@ def test_a_batch_without_images_is_refused(change: Change, batch: Any, why: str)
 
 def test_files_are_no_images_yet() -> None:
     with pytest.raises(ValueError, match="decode or crop them first"):
-        random_flip(([b"file"] * 2, np.arange(2)), np.random.default_rng(0))
+        random_hflip(([b"file"] * 2, np.arange(2)), np.random.default_rng(0))
 
 
 def batches_of(size: int, examples: int) -> Any:
@@ -145,7 +145,7 @@ class Pictures(torch.utils.data.Dataset[Any]):
 @pytest.mark.parametrize("on", [None, 0])
 def test_each_use_of_an_echoed_batch_is_flipped_anew(on: int | None) -> None:
     loader = torch.utils.data.DataLoader(Pictures(), 8)
-    train = stoker.echo(loader, 4, transform=random_flip, on=on, seed=0)
+    train = stoker.echo(loader, 4, transform=random_hflip, on=on, seed=0)
     flipped: dict[int, set[bool]] = {}
     for images, labels in train:
         for image, label in zip(images, labels.tolist(), strict=True):

@@ -28,13 +28,13 @@ MAPS: dict[str, Any] = {
     "resize": images.resize((50, 40)),
     "resize shorter side": images.resize(60),
     "center_crop": images.center_crop((40, 130)),
-    "resized_center_crop": images.resized_center_crop((48, 40), 60),
-    "flip": images.flip,
+    "resize_center_crop": images.resize_center_crop(resize=60, crop=(48, 40)),
+    "hflip": images.hflip,
 }
 RANDOM_MAPS: dict[str, Any] = {
     "random_crop": images.random_crop((60, 50), padding=8),
     "random_resized_crop": images.random_resized_crop((40, 48), flip_p=0.5),
-    "random_flip": images.random_flip,
+    "random_hflip": images.random_hflip,
 }
 
 
@@ -99,9 +99,9 @@ def test_crops_and_flips_move_masks_as_they_move_pixels() -> None:
     grey = PHOTOGRAPH[:, :, :1]
     for fn in (
         MAPS["center_crop"],
-        MAPS["flip"],
+        MAPS["hflip"],
         RANDOM_MAPS["random_crop"],
-        RANDOM_MAPS["random_flip"],
+        RANDOM_MAPS["random_hflip"],
     ):
         for seed in range(4):
             one = {"image": grey, "mask": grey[:, :, 0], "parts": PHOTOGRAPH.astype(np.float64)}
@@ -141,7 +141,7 @@ def prepared(n: int = 24) -> stoker.Pipeline[Any]:
 def jointly(data: stoker.Pipeline[Any]) -> stoker.Pipeline[Any]:
     return (
         data.random_map(images.random_resized_crop((32, 40), flip_p=0.5), on=EVERY)
-        .random_map(images.random_flip, on=EVERY)
+        .random_map(images.random_hflip, on=EVERY)
         .random_map(images.random_crop(24), on=EVERY)
     )
 
@@ -198,12 +198,12 @@ def test_a_batch_is_changed_as_its_images_are(name: str, holds: Callable[..., An
     batch = Together(holds([row[key] for row in rows]) for key in EVERY)
     rng = [[np.random.default_rng(1)] if fn in RANDOM_MAPS.values() else [] for _ in range(2)]
     made = fn(batch, *rng[0])
-    if name == "random_flip":  # one draw for all
+    if name == "random_hflip":  # one draw for all
         flipped = [np.array_equal(a, b[:, ::-1]) for a, b in zip(made[0], batch[0], strict=True)]
         assert 0 < sum(flipped) < 4
         for at, is_flipped in enumerate(flipped):
             one = Together(each[at] for each in batch)
-            expected = images.flip(one) if is_flipped else one
+            expected = images.hflip(one) if is_flipped else one
             assert all(np.array_equal(a[at], b) for a, b in zip(made, expected, strict=True))
         return
     singles = [fn(Together(row[key] for key in EVERY), *rng[1]) for row in rows]
@@ -218,7 +218,7 @@ def test_images_on_a_device_are_flipped_with_their_masks_and_boxes() -> None:
     deep = pixels[:, :2].clone()
     boxes = torch.tensor([[[1, 2, 4, 5], [0, 0, 10, 8]]] * 6)
     data = stoker.from_arrays(pixels.numpy(), masks.numpy(), deep.numpy(), boxes.numpy(), seed=0)
-    flipping = data.batch(6).to_torch().random_map(images.random_flip, on=[0, 1, 2, 3])
+    flipping = data.batch(6).to_torch().random_map(images.random_hflip, on=[0, 1, 2, 3])
     (made,) = flipping
     flipped = made[0][:, 0, 0, 0] > made[0][:, 0, 0, 9]
     assert 0 < flipped.sum() < 6
@@ -308,7 +308,7 @@ def test_what_is_neither_mask_nor_boxes_is_refused(name: str, field: Any, messag
 
 def test_what_could_be_a_mask_or_boxes_is_refused() -> None:
     both = Together((np.zeros((6, 4, 3), np.uint8), np.zeros((6, 4))))
-    for fn in (images.center_crop(2), images.flip):
+    for fn in (images.center_crop(2), images.hflip):
         with pytest.raises(ValueError, match=r"6 boxes\. Give masks a last axis of 1"):
             fn(both)
     mask = np.zeros((6, 4, 1))

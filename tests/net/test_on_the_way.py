@@ -6,12 +6,13 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from line import flip_at, line_to
 from stoker.transport.address import join_address, split_address
 from stoker.transport.link import Link, LinkError, LinkRefused
 from stoker.transport.listener import Listener
@@ -22,53 +23,6 @@ INSECURE = Secret(b"t" * 32, insecure=True)
 FRAMES = [(b"header %d" % number, b"body %d" % number * 500) for number in range(4)]
 SECRETS = [b"header", b"body", b"STKF"]
 CLEAR_BYTES = 200  # before these, a side that listens says nothing encrypted
-
-Alter = Callable[[bytes], bytes]
-"""Is handed what crosses, as much as has come, and returns what goes on."""
-
-
-def unchanged(data: bytes) -> bytes:
-    return data
-
-
-class OnTheWay:
-    """Passes one connection on to an address, and all that crosses it through two functions.
-
-    Attributes:
-        forth, back: what came from who connected, and from who listens.
-    """
-
-    def __init__(self, address: str, forth: Alter = unchanged, back: Alter = unchanged) -> None:
-        self.forth, self.back = bytearray(), bytearray()
-        self._to = split_address(address)
-        self._alter = forth, back
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = join_address("127.0.0.1", self._listening.getsockname()[1])
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._thread.join()
-        self._listening.close()
-
-    def _serve(self) -> None:
-        with self._listening.accept()[0] as one, socket.create_connection(self._to) as two:
-            ways = [(two, one, self.back, self._alter[1]), (one, two, self.forth, self._alter[0])]
-            threads = [threading.Thread(target=self._pass_on, args=way) for way in ways]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-    @staticmethod
-    def _pass_on(a: socket.socket, b: socket.socket, seen: bytearray, alter: Alter) -> None:
-        with contextlib.suppress(OSError):
-            while data := a.recv(1 << 16):
-                seen.extend(data)
-                b.sendall(alter(data))
-        for each in (a, b):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
 
 
 def serve(link: Link) -> None:
@@ -93,6 +47,10 @@ def received(address: str, secret: Secret = SECRET) -> list[tuple[bytes, bytes]]
     return found
 
 
+def port_of(listener: Listener) -> int:
+    return split_address(listener.address)[1]
+
+
 @pytest.fixture(scope="module")
 def listener() -> Iterator[Listener]:
     listener = Listener("127.0.0.1", 0, SECRET, "echo", serve)
@@ -108,14 +66,14 @@ def plain() -> Iterator[Listener]:
 
 
 def test_nothing_can_be_read(listener: Listener) -> None:
-    with contextlib.closing(OnTheWay(listener.address)) as way:
+    with line_to(port_of(listener)) as way:
         assert received(way.address) == FRAMES
     assert len(way.back) > 2_000
     assert not any(secret in way.back + way.forth for secret in SECRETS)
 
 
 def test_on_a_trusted_network_nothing_is_encrypted(plain: Listener) -> None:
-    with contextlib.closing(OnTheWay(plain.address)) as way:
+    with line_to(port_of(plain)) as way:
         assert received(way.address, INSECURE) == FRAMES
     assert all(secret in way.back for secret in SECRETS)
 
@@ -131,25 +89,14 @@ def test_ipv6() -> None:
 
 @given(st.integers(0, 8_000), st.integers(0, 7))
 def test_whatever_is_changed_ends_the_connection(listener: Listener, place: int, bit: int) -> None:
-    at = 0
-
-    def flip(data: bytes) -> bytes:
-        nonlocal at
-        start, at = at, at + len(data)
-        if start <= place < at:
-            changed = bytearray(data)
-            changed[place - start] ^= 1 << bit
-            return bytes(changed)
-        return data
-
-    with contextlib.closing(OnTheWay(listener.address, back=flip)) as way:
+    with line_to(port_of(listener), [flip_at(place, bit)]) as way:
         try:
             found = received(way.address)
         except LinkError:
             found = []
     assert found == FRAMES[: len(found)]
     # TLS takes no notice of the version that is written before what is not encrypted yet.
-    assert len(found) < len(FRAMES) or place >= at or place < CLEAR_BYTES
+    assert len(found) < len(FRAMES) or place >= len(way.back) or place < CLEAR_BYTES
 
 
 def test_who_takes_the_place_of_a_listener_learns_nothing() -> None:
@@ -204,7 +151,7 @@ def test_who_takes_the_place_of_a_client_learns_nothing(listener: Listener, name
 
 
 def test_what_was_heard_on_a_trusted_network_opens_no_connection(plain: Listener) -> None:
-    with contextlib.closing(OnTheWay(plain.address)) as way:
+    with line_to(port_of(plain)) as way:
         assert received(way.address, INSECURE) == FRAMES
     heard = bytes(way.forth)
     with socket.create_connection(split_address(plain.address), 20) as replaying:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import stoker
-from stoker import images
+from stoker import foreign, images
 from stoker.cli import app
 from stoker.collate import pad
 
@@ -184,7 +185,7 @@ MAPS: Mistakes = [
     (lambda: list(pictures().map(images.decode)), "give on= the name of the field"),
     (lambda: list(p().map(lambda x: None)), "the function returned None: return the example"),
     (lambda: list(p().map(lambda x: 1 / (x - 3))), "map(<lambda>) failed on example 3"),
-    (lambda: p().map(abs, on_error="ignore"), "'raise', a count or a fraction, not 'ignore'"),
+    (lambda: p().map(abs, max_errors="ignore"), "as text such as \"1%\"; not 'ignore'"),
     (lambda: p().filter("x > 0"), ".filter() needs a function, not str"),
     (lambda: len(p().filter(bool)), ".steps(n) ends an epoch after n"),
     (lambda: p().scan(abs, 0), ".scan() calls fn(state, example)"),
@@ -291,7 +292,10 @@ PICTURES: Mistakes = [
     (lambda: im.resize(np.zeros((8, 8, 3))), ".map(stoker.images.resize(224), on='image')"),
     (lambda: im.random_resized_crop(8, scale=2), "the smallest and the largest value"),
     (lambda: im.normalize(0.5), "a mean and a deviation for each channel"),
-    (lambda: list(p().batch(2).random_map(images.random_flip)), "Give on= the name of their field"),
+    (
+        lambda: list(p().batch(2).random_map(images.random_hflip)),
+        "Give on= the name of their field",
+    ),
     (lambda: images.to_chw(np.zeros(3)), "an image must have three axes"),
 ]
 
@@ -302,17 +306,32 @@ TOOLS: Mistakes = [
     (lambda: s.lr_schedule(None, p().batch(2)), "such as CosineAnnealingLR(optimizer"),
     (lambda: s.analyze(loader(), print), "stoker analyze SCRIPT"),
     (lambda: s.analyze(p(), None), "step must be a function of a batch"),
-    (lambda: s.share(p(), name="x"), "share a function without arguments"),
-    (lambda: s.share("train.py", name="x"), "such as train.py:make_pipeline"),
+    (lambda: s.feed(p(), name="x"), "share a function without arguments"),
+    (lambda: s.feed("train.py", name="x"), "such as train.py:make_pipeline"),
     (lambda: s.reads_only(5), "reads_only needs a function"),
-    (lambda: s.from_foldr, "no attribute 'from_foldr'"),
-    (lambda: p().shuffel(), "no attribute 'shuffel'"),
+    (lambda: s.from_foldr, "no attribute 'from_foldr': did you mean from_folder?"),
+    (lambda: p().shuffel(), "no attribute 'shuffel': did you mean shuffle?"),
+    (lambda: p().nothing_like_it(), "no attribute 'nothing_like_it'"),
+]
+
+FOREIGN: Mistakes = [
+    *((lambda word=word: getattr(s, word), told) for word, told in foreign.FUNCTIONS.items()),
+    *((lambda word=word: getattr(p(), word), told) for word, told in foreign.METHODS.items()),
+    (lambda: p().shuffle(seed=0), f"'seed': {foreign.CALLS['shuffle']}"),
+    (lambda: p().batch(8, True), f"too many positional arguments: {foreign.CALLS['batch']}"),
+    (lambda: p().workers(num_workers=8), foreign.CALLS["workers"]),
+    (lambda: p().workers(2, "process"), foreign.CALLS["workers"]),
+    (lambda: p().shard(0, 2), foreign.CALLS["shard"]),
+    (lambda: p().map(len, "image"), foreign.CALLS["map"]),
+    (lambda: p().random_map(len, "image"), foreign.CALLS["random_map"]),
+    (lambda: p().filter(len, "image"), foreign.CALLS["filter"]),
+    (lambda: p().repeat(3), foreign.CALLS["repeat"]),
 ]
 
 
 @pytest.mark.parametrize(
     "mistakes",
-    [SOURCES, ORDER, MAPS, BATCHES, ECHOES, CACHES, WORKERS, STATES, PICTURES, TOOLS],
+    [SOURCES, ORDER, MAPS, BATCHES, ECHOES, CACHES, WORKERS, STATES, PICTURES, TOOLS, FOREIGN],
     ids=[
         "sources",
         "order",
@@ -324,6 +343,7 @@ TOOLS: Mistakes = [
         "states",
         "pictures",
         "tools",
+        "foreign",
     ],
 )
 def test_it_is_refused_and_told_what_to_write(mistakes: Mistakes) -> None:
@@ -444,3 +464,18 @@ def test_a_command_is_told_what_to_write(
     assert ran.exit_code in (1, 2)
     assert told in ran.stderr
     assert "Traceback" not in ran.output
+
+
+def test_hints_name_what_there_is() -> None:
+    for words, has in ((foreign.METHODS, stoker.Pipeline), (foreign.FUNCTIONS, stoker)):
+        assert [word for word in words if hasattr(has, word)] == []
+    told = " ".join(
+        [*foreign.METHODS.values(), *foreign.FUNCTIONS.values(), *foreign.CALLS.values()]
+    )
+    for name in re.findall(r"stoker\.([\w.]+\w)", told):
+        assert functools.reduce(getattr, name.split("."), stoker), name
+    own = re.sub(r"stoker\.[\w.]+\w", "", told)
+    methods = set(re.findall(r"\.(\w+)\(", own))
+    assert methods
+    assert [name for name in methods if not hasattr(stoker.Pipeline, name)] == []
+    assert [name for name in foreign.CALLS if not hasattr(stoker.Pipeline, name)] == []

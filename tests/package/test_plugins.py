@@ -69,7 +69,7 @@ ENTRY_POINTS = """
     [stoker.names]
     from_nothing = other_rooms:from_nothing
     from_the_gone = other_rooms_that_are_gone:hello
-    share = other_rooms:from_nothing
+    feed = other_rooms:from_nothing
 """
 
 
@@ -228,7 +228,7 @@ def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
     said = run(
         installed,
         """
-        print(stoker.share.__module__, stoker.from_nothing(), sep=", ")
+        print(stoker.feed.__module__, stoker.from_nothing(), sep=", ")
         print("from_feed" in dir(stoker), hasattr(stoker, "from_elsewhere"))
         try:
             stoker.from_the_gone
@@ -237,7 +237,7 @@ def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
         """,
     )
     assert said.splitlines() == [
-        "stoker.feed.api, a name of stoker's",
+        "stoker.feeds.api, a name of stoker's",
         "True False",
         "other-rooms 1.0, which registers 'from_the_gone' in stoker.names, cannot be imported: "
         "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",

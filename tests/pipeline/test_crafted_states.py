@@ -213,7 +213,7 @@ class Slow(Examples):
 
 
 def followed(**echo: Any) -> stoker.Pipeline:
-    source = stoker.from_dataset(Slow(90), seed=0, on_error=90).shuffle()
+    source = stoker.from_dataset(Slow(90), seed=0, max_errors=90).shuffle()
     chain = source.filter(stoker.thread_safe(lambda n: n % 5 > 0), on="id").echo("auto", **echo)
     return chain.random_map(jitter, on="x").batch(4).workers(1)
 

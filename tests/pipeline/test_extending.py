@@ -120,17 +120,17 @@ class Built:
     mixed: bool = False
 
     def pipeline(self, *, own: bool = False) -> stoker.Pipeline[Any]:
-        budget = self.examples if self.skips else "raise"
+        budget = self.examples if self.skips else 0
         if own:
-            made = stoker.from_dataset(Examples(self.examples), seed=3, on_error=budget)
+            made = stoker.from_dataset(Examples(self.examples), seed=3, max_errors=budget)
         else:
             made = stoker_lmdb.from_lmdb(
-                values_in(self.examples), numbered, seed=3, on_error=budget
+                values_in(self.examples), numbered, seed=3, max_errors=budget
             )
         if self.mixed:
             made = made.shuffle().map(_twice, on=1) if own else self._applied(made.shuffle())
-            other = stoker.from_dataset(Examples(9), seed=3, on_error=budget)
-            made = stoker.mix([made, other], weights=[2, 1], on_error=budget)
+            other = stoker.from_dataset(Examples(9), seed=3, max_errors=budget)
+            made = stoker.mix([made, other], weights=[2, 1], max_errors=budget)
         if self.shard is not None:
             made = made.shard(
                 rank=self.shard[0],
@@ -740,7 +740,7 @@ def test_what_is_wrong_is_named(what: str, workers: int) -> None:
 
 
 def test_an_error_of_a_source_counts_against_the_budget() -> None:
-    train = stoker.from_dataset(Failing(), seed=0, on_error=1)
+    train = stoker.from_dataset(Failing(), seed=0, max_errors=1)
     assert list(train) == list("abcefghij")
     assert train.stats().skipped_examples == 1
 

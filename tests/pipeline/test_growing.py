@@ -167,7 +167,8 @@ def test_a_cache_grows_and_does_not_take_others_for_those_it_knows() -> None:
 
 def test_a_mixture_is_of_as_many_as_it_was_made_of() -> None:
     data = Growing(10)
-    mixed = stoker.mix([stoker.from_dataset(data, seed=0), stoker.from_arrays(np.arange(10))])
+    parts: list[Any] = [stoker.from_dataset(data, seed=0), stoker.from_arrays(np.arange(10))]
+    mixed = stoker.mix(parts)
     list(mixed)
     data.length = 11
     with pytest.raises(

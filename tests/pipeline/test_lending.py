@@ -159,7 +159,7 @@ def pictures(declared: bool, kind: str) -> Any:
     if not declared:
         crop = Undeclared(crop)
     p: Any = stoker.from_arrays(pixels, np.arange(12), seed=1).shuffle()
-    p = p.echo(3, pool=8).random_map(crop, on=0).random_map(images.random_flip, on=0)
+    p = p.echo(3, pool=8).random_map(crop, on=0).random_map(images.random_hflip, on=0)
     return p.batch(4).workers(2, kind=kind)
 
 
@@ -184,7 +184,7 @@ def shared() -> Any:
 
 @pytest.mark.full
 def test_images_are_the_same_from_a_feed() -> None:
-    train = stoker.share(shared, name="lending", seed=1)
+    train = stoker.feed(shared, name="lending", seed=1)
     alike(consumed(train, 1), consumed(pictures(False, "thread"), 1))
 
 
@@ -316,8 +316,8 @@ def test_what_is_declared() -> None:
         images.color_jitter(0.4),
         images.normalize(),
         images.to_chw,
-        images.flip,
-        images.random_flip,
+        images.hflip,
+        images.random_hflip,
     ):
         assert declared(each)
 

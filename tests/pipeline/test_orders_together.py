@@ -168,7 +168,7 @@ def test_feeds_hand_out_the_same(tmp_path: Path, new: str) -> None:
     here = str(Path(__file__).parents[1])
     (tmp_path / "prep.py").write_text(TARGET.format(path=[here], new=new))
     name = f"together-{os.getpid()}-{new.replace(' ', '-')}"
-    fed = stoker.share(f"{tmp_path}/prep.py:make", name=name, patience_s=60.0)
+    fed = stoker.feed(f"{tmp_path}/prep.py:make", name=name, timeout_s=60.0)
     alone = built(NEW[new])
     first, second = seen(alone), seen(alone)
     with iter(fed) as batches:

@@ -18,12 +18,12 @@ Build = Callable[..., stoker.Pipeline]
 
 
 @stoker.thread_safe
-def told(x: Any, progress: stoker.Progress) -> Any:
+def told(x: Any, progress: stoker.types.Progress) -> Any:
     return x, progress.epoch, progress.fraction
 
 
 @stoker.thread_safe
-def told_beside(x: Any, rng: np.random.Generator, progress: stoker.Progress) -> Any:
+def told_beside(x: Any, rng: np.random.Generator, progress: stoker.types.Progress) -> Any:
     return x, progress.epochs, rng.random()
 
 
@@ -33,7 +33,7 @@ def doubled(x: Any) -> Any:
 
 
 @stoker.thread_safe
-def share(_: Any, progress: stoker.Progress) -> float:
+def share(_: Any, progress: stoker.types.Progress) -> float:
     return progress.fraction
 
 

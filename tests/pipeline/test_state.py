@@ -63,7 +63,7 @@ def test_saved_before_every_batch_the_tail_is_the_same(
 ) -> None:
     """Whatever is left out, on each rank, from any workers to any others."""
     if bad:  # uses fail one by one: with an echo before, more than there are examples
-        spec = replace(spec, source="dataset", on_error=1.0)
+        spec = replace(spec, source="dataset", max_errors="100%")
         if spec.shard:
             rank, world, _, anew = spec.shard
             spec = replace(spec, shard=(rank, world, True, anew))

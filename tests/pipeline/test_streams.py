@@ -196,13 +196,13 @@ def test_what_it_raises_comes_behind_what_the_buffer_holds(buffer: int, workers:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["map", "filter", "echo", "own budget"])
 def test_what_it_raises_cannot_be_skipped(how: str, workers: int) -> None:
-    chain = stoker.from_iterable(Numbers(10, fails=True), seed=0, on_error=1.0)
+    chain = stoker.from_iterable(Numbers(10, fails=True), seed=0, max_errors="100%")
     if how == "map":
         chain = chain.map(lambda x: x)
     elif how == "filter":
         chain = chain.filter(lambda x: True)
     elif how == "own budget":
-        chain = chain.map(lambda x: x, on_error=5)
+        chain = chain.map(lambda x: x, max_errors=5)
     else:
         chain = chain.echo(2).random_map(jitter, on="x")
     with small_pools_allowed(), pytest.raises(stoker.StageError, match="the line is dead"):
@@ -305,8 +305,8 @@ def chains(draw: st.DrawFn, max_examples: int = 60) -> Any:
         return chain.echo(factor) if place == echo else chain
 
     def build(workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
-        on_error = 40 if bad else "raise"
-        chain = stoker.from_iterable(Numbers(length), seed=5, on_error=on_error)
+        max_errors = 40 if bad else 0
+        chain = stoker.from_iterable(Numbers(length), seed=5, max_errors=max_errors)
         if shard is not None:
             chain = chain.shard(
                 rank=shard[0], world_size=3, remainder="uneven" if shard[1] else "drop"
@@ -384,7 +384,7 @@ def test_filters_and_skips_leave_out_what_they_say(
             raise ValueError("bad")
         return x
 
-    pipeline = of(length, on_error=len(bad)).map(fail).filter(Keep(3, 0), on="id")
+    pipeline = of(length, max_errors=len(bad)).map(fail).filter(Keep(3, 0), on="id")
     pipeline = pipeline.batch(4).workers(workers)
     expected = [i for i in range(length) if i not in bad and i % 3]
     assert numbers(pipeline) == expected

@@ -434,7 +434,7 @@ def test_a_launcher_without_a_group_is_an_error_that_names_its_variables(
     says = rf"no process group, but {size}=2 .*rank=int\(os.environ\['{rank}'\]\) and world_size=2"
     with pytest.raises(ValueError, match=says):
         data().shard()
-    given: Any = {"rank": int(os.environ[rank]), "world": int(os.environ[size])}
+    given: Any = {"rank": int(os.environ[rank]), "world_size": int(os.environ[size])}
     assert [int(x) for x in data().shard(**given)] == [1, 3, 5, 7]
     with pytest.raises(ValueError, match="give the pipeline seed="):
         iter(data(None).shuffle().shard(**given))
@@ -513,7 +513,7 @@ def claims_of(claims: dict[int, int]) -> list[list[int]]:
 
 
 def torch_meeting(store: Any, rank: int) -> RankExchange:
-    return RankExchange(TorchStore(store), rank, (0, 1))
+    return RankExchange(TorchStore(store), rank, (0, 1), "test")
 
 
 def test_a_rank_that_does_not_come_is_named_on_the_one_that_did() -> None:

@@ -46,7 +46,7 @@ BEGUN: dict[str, Callable[[int], stoker.Pipeline]] = {
     "filtered mixture": lambda n: mixture(n, "first"),
     **{kind: KINDS[kind] for kind in ("blocks", "balanced", "selected")},
     "mixture": lambda n: mixture(n, "first"),
-    "budget": lambda n: stoker.from_dataset(Faulty(n), seed=7, on_error=1.0).shuffle(),
+    "budget": lambda n: stoker.from_dataset(Faulty(n), seed=7, max_errors="100%").shuffle(),
     "filtered": lambda n: rows(n).shuffle(),
 }
 

@@ -337,7 +337,7 @@ BEHIND: dict[str, tuple[Any, str]] = {
         r"filter\(bool\) after it does not",
     ),
     "own budget": (
-        lambda: data(remainder="pad").map(abs, on_error=2).batch(2),
+        lambda: data(remainder="pad").map(abs, max_errors=2).batch(2),
         "after it does not",
     ),
     "echo": (lambda: data(remainder="pad").echo(2).batch(2), r"echo\(2\).* after it does not"),
@@ -352,11 +352,11 @@ BEHIND: dict[str, tuple[Any, str]] = {
     ),
     "budget": (
         lambda: (
-            stoker.from_dataset(Rows(9), seed=0, on_error=3)
+            stoker.from_dataset(Rows(9), seed=0, max_errors=3)
             .shard(rank=0, world_size=2, remainder="pad")
             .batch(2)
         ),
-        r"on_error=3 may leave some out",
+        r"max_errors=3 may leave some out",
     ),
     "a mask without batches": (lambda: data(remainder="pad", mask="valid"), r"last\.valid"),
 }

@@ -293,8 +293,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
     before: list[tuple[stoker.Pipeline, str]] = [
         (begun.filter(bool), r"filter.* decides later"),
         (begun.echo(2), r"put an echo behind it"),
-        (begun.map(int, on_error=3), r"decides later"),
-        (stoker.from_dataset(np.arange(120), on_error=3), "remove on_error="),
+        (begun.map(int, max_errors=3), r"decides later"),
+        (stoker.from_dataset(np.arange(120), max_errors=3), "remove max_errors="),
         (stoker.from_iterable(range(120)), "a stream has none"),
         (stoker.from_loader([1, 2]), "a loader yields batches"),
         (begun.batch(3), "batch once"),

@@ -98,7 +98,7 @@ def test_the_group_ends_when_the_script_destroys_it(tmp_path: Path) -> None:
 SKIPPED = """
     rotten = range(0, 400, 9) if RANK == 1 else ()
     told = {}
-    data = stoker.from_dataset(Slow(400, rotten), seed=3, on_error=60)
+    data = stoker.from_dataset(Slow(400, rotten), seed=3, max_errors=60)
     told["skipped"] = batches(data.shard().echo().batch(8).workers(2))
     told["behind"] = batches(
         data.shard().echo().random_map(lambda x, rng: x, on="x").batch(8).workers(2)

@@ -224,8 +224,8 @@ def test_uneven_parts_may_be_filtered(spec: Spec, world: int, anew: bool) -> Non
 SIFTING = {
     "filter": lambda chain: chain.filter(bool, on="id"),
     "filter behind an echo": lambda chain: chain.echo(2).filter(bool, on="id"),
-    "own budget": lambda chain: chain.map(stoker.thread_safe(lambda x: x), on_error=3),
-    "fraction": lambda chain: chain.random_map(jitter, on="x", on_error=0.1),
+    "own budget": lambda chain: chain.map(stoker.thread_safe(lambda x: x), max_errors=3),
+    "fraction": lambda chain: chain.random_map(jitter, on="x", max_errors="10%"),
     "budget": lambda chain: chain,
 }
 
@@ -236,8 +236,8 @@ def test_equal_parts_are_not_filtered_and_that_is_told_before_the_first_batch(
     how: str, anew: bool
 ) -> None:
     def build(world: int, uneven: bool) -> stoker.Pipeline:
-        budget = 3 if how == "budget" else "raise"
-        chain = stoker.from_dataset(Examples(20), seed=0, on_error=budget)
+        budget = 3 if how == "budget" else 0
+        chain = stoker.from_dataset(Examples(20), seed=0, max_errors=budget)
         chain = chain.shuffle() if anew else chain
         return SIFTING[how](
             chain.shard(rank=0, world_size=world, remainder="uneven" if uneven else "drop")

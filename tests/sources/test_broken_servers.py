@@ -74,8 +74,8 @@ def chunked(body: bytes, *, end: bytes = b"0\r\n\r\n") -> bytes:
     return head + b"%x\r\n" % len(body) + body + b"\r\n" + end
 
 
-def read(url: str, retry_s: float) -> bytes:
-    ((_, data),) = stoker.from_files([url], retry_s=retry_s)
+def read(url: str, timeout_s: float) -> bytes:
+    ((_, data),) = stoker.from_files([url], timeout_s=timeout_s)
     return data
 
 

@@ -74,8 +74,8 @@ def changing(kind: str, tell: str) -> Any:
 
 def build(server: Changing) -> stoker.Pipeline:
     if server.url.endswith(".tar"):
-        return stoker.from_tar(server.url, seed=0, retry_s=0)
-    return stoker.from_tokens(server.url, 100, seed=0, retry_s=0)
+        return stoker.from_tar(server.url, seed=0, timeout_s=0)
+    return stoker.from_tokens(server.url, 100, seed=0, timeout_s=0)
 
 
 @pytest.mark.parametrize("tell", ["ETag", "Last-Modified"])

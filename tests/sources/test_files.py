@@ -118,9 +118,9 @@ def test_a_file_that_was_replaced_fails_and_may_be_skipped(
             return stoker.from_folder(folder, **how)
         if named == "list":
             return stoker.from_files(files, **how)
-        return stoker.from_files([f"file://{file}" for file in files], retry_s=1000.0, **how)
+        return stoker.from_files([f"file://{file}" for file in files], timeout_s=1000.0, **how)
 
-    strict, lenient = build(), build(on_error=1)
+    strict, lenient = build(), build(max_errors=1)
     (folder / "c" / "2.png").unlink()
     make(folder / "c" / "2.png")
     with pytest.raises(stoker.StageError, match=r"example 2 .*2\.png"):
@@ -158,7 +158,7 @@ def test_a_link_that_leads_nowhere_fails_and_may_be_skipped(folder: Path, target
     (folder / "c" / "2a.png").symlink_to(target)
     with pytest.raises(stoker.StageError, match=r"2a\.png"):
         read(stoker.from_folder(folder))
-    lenient = stoker.from_folder(folder, on_error=1)
+    lenient = stoker.from_folder(folder, max_errors=1)
     assert read(lenient) == [b"0", b"1", b"2", b"3"]
 
 
@@ -175,7 +175,7 @@ def test_a_sparse_file_beyond_memory_fails_and_takes_none(folder: Path) -> None:
     os.truncate(folder / "c" / "2.png", 1 << 42)
     with pytest.raises(stoker.StageError, match="do not fit into memory"):
         read(stoker.from_folder(folder))
-    assert read(stoker.from_folder(folder, on_error=1)) == [b"0", b"1", b"3"]
+    assert read(stoker.from_folder(folder, max_errors=1)) == [b"0", b"1", b"3"]
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_000])

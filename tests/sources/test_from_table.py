@@ -420,7 +420,7 @@ def test_a_damaged_or_changed_file_is_named(tmp_path: Path, workers: int) -> Non
     train = stoker.from_parquet(path).batch(5).workers(workers)
     with pytest.raises(stoker.StageError, match=r"row 20\).*a\.parquet, row group 2: "):
         list(train)
-    lenient = stoker.from_parquet(path, on_error=10).workers(workers)
+    lenient = stoker.from_parquet(path, max_errors=10).workers(workers)
     assert [int(row["id"]) for row in lenient] == [*range(20), *range(30, 40)]
     pq.write_table(numbers(41), path)
     train = stoker.from_parquet(path).workers(workers)

@@ -140,7 +140,7 @@ def test_files_that_a_data_set_only_names(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
     rows = [str(tmp_path / "a.png"), None, str(tmp_path / "gone.png"), "zip://a.png::b.zip"]
     named = datasets.Dataset.from_dict({"image": rows}).cast_column("image", datasets.Image())
-    train = stoker.from_huggingface(named, on_error=2)
+    train = stoker.from_huggingface(named, max_errors=2)
     assert [example["image"] for example in train] == [png(1), None]
     assert train.stats().skipped_examples == 2
     with pytest.raises(stoker.StageError, match=r"b\.zip is in an archive.*from_dataset"):

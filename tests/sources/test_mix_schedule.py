@@ -17,7 +17,7 @@ import stoker
 from stoker.testing import check_resume
 from strategies import few, one_in, signed
 
-Weight = Callable[[stoker.Progress], float]
+Weight = Callable[[stoker.types.Progress], float]
 PART = 1_000  # the first number of the second part, and so on
 PIECES = 128  # of an epoch, in which weights stay
 
@@ -75,7 +75,7 @@ def test_each_part_follows_its_weight_and_is_gone_through_wholly(
         given = np.zeros(len(lengths))
         for piece in range(pieces):
             end = length * (piece + 1) // pieces
-            time = stoker.Progress(epoch, begin / length)
+            time = stoker.types.Progress(epoch, begin / length)
             now = np.array([weight(time) for weight in weights])
             own = np.bincount([x // PART for x in found[begin:end]], minlength=len(lengths))
             assert not own[now == 0].any()
@@ -164,7 +164,7 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late = [1, lambda time: 3 * (time.progress >= 0.5)]
+    late: list[Any] = [1, lambda time: 3 * (time.progress >= 0.5)]
     train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
@@ -215,7 +215,7 @@ def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
 def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked_for() -> None:
     asked: list[int] = []
 
-    def weight(time: stoker.Progress) -> float:
+    def weight(time: stoker.types.Progress) -> float:
         asked.append(time.epoch)
         return 1.0 + time.epoch % 3
 
@@ -262,7 +262,7 @@ def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:
         train.set_epoch(10**9)
 
 
-def constant(weight: Any, time: stoker.Progress) -> Any:
+def constant(weight: Any, time: stoker.types.Progress) -> Any:
     return weight
 
 
@@ -294,7 +294,7 @@ def test_what_says_no_weights_is_refused() -> None:
 def test_counts_of_many_epochs_are_added_up_once() -> None:
     asked: collections.Counter[int] = collections.Counter()
 
-    def weight(time: stoker.Progress) -> float:
+    def weight(time: stoker.types.Progress) -> float:
         asked[time.epoch] += 1
         return time.fraction
 

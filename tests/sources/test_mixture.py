@@ -263,14 +263,14 @@ def test_a_budget_skips_what_fails_in_any_part_and_errors_say_where() -> None:
         bad = stoker.from_dataset(Faulty(12, bad={3})).map(_fails_on_5, on="id")
         return stoker.mix([good, bad], seed=0, **settings)
 
-    train = build(on_error=2)
+    train = build(max_errors=2)
     found = [(int(x["id"])) for x in train]
     assert len(found) == 22
     assert {(skip.stage, skip.index) for skip in train.stats().skips} == {
         (train.chain.source.name, 12 + 3),
         ("map(_fails_on_5, on='id') of part 2", 12 + 5),
     }
-    check_resume(lambda: build(on_error=2).batch(3))
+    check_resume(lambda: build(max_errors=2).batch(3))
     with pytest.raises(stoker.StageError, match="3 cannot be read") as raised:
         list(build())
     assert raised.value.index == 15
@@ -364,10 +364,10 @@ def test_a_truncated_shard_may_be_in_a_part_of_a_mixture_with_a_budget(tmp_path:
     pack(tmp_path / "s.tar", {f"{n:02}.cls": b"%d" % n for n in range(9)})
     os.truncate(tmp_path / "s.tar", 512 * 11)  # of the sixth the header is there
     with pytest.warns(UserWarning, match="truncated"):
-        part = stoker.from_tar(tmp_path / "s.tar", on_error=1).map(lambda row: int(row["cls"]))
+        part = stoker.from_tar(tmp_path / "s.tar", max_errors=1).map(lambda row: int(row["cls"]))
     with pytest.raises(ValueError, match="has a skip budget"):
         stoker.mix([part])
-    assert [int(x) for x in stoker.mix([part], on_error=2)] == list(range(5))
+    assert [int(x) for x in stoker.mix([part], max_errors=2)] == list(range(5))
 
 
 numbers = np.arange(9)
@@ -383,7 +383,7 @@ numbers = np.arange(9)
         (lambda p: p.steps(2), r"has \.steps\(\)"),
         (lambda p: p.workers(2), r"has \.workers\(\)"),
         (lambda p: p.repeat(), r"has \.repeat\(\)"),
-        (lambda p: stoker.from_dataset(numbers, on_error=1), "has a skip budget"),
+        (lambda p: stoker.from_dataset(numbers, max_errors=1), "has a skip budget"),
         (lambda p: stoker.from_iterable([1]), "no examples with numbers"),
         (lambda p: stoker.from_loader([1]), "no examples with numbers"),
         (lambda p: stoker.mix([p]), "is a mixture"),

@@ -108,7 +108,7 @@ def test_what_cannot_be_joined_or_paired() -> None:
         (a.map(lambda x: x), r"part 1, from_arrays.* has \.map\(.*\), which belongs behind"),
         (a.shuffle(), r"has \.shuffle"),
         (a.steps(2), r"has \.steps"),
-        (stoker.from_dataset([1], on_error=1), "has on_error="),
+        (stoker.from_dataset([1], max_errors=1), "has max_errors="),
         (stoker.from_iterable([1]), "no examples with numbers"),
         (stoker.mix([a, b]), "is a mixture"),
     ):

@@ -161,7 +161,7 @@ def test_batches_that_are_echoed_are_numbered_on_behind_a_resume() -> None:
     [
         lambda: of(40).shuffle(buffer=8).batch(4),
         lambda: of(40).filter(lambda n: n > 3).batch(4),
-        lambda: of(40, on_error=3).batch(4),
+        lambda: of(40, max_errors=3).batch(4),
         lambda: of(40).shard(rank=0, world_size=2, remainder="uneven").batch(4),
         lambda: of(40).shard(rank=0, world_size=2).shuffle(buffer=8).batch(4),
         lambda: of(40).echo(2, pool=8).batch(4),

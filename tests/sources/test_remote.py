@@ -288,14 +288,14 @@ def tree() -> Iterator[type[Tree]]:
 def test_a_part_of_a_listing_that_fails_is_not_left_out(tree: type[Tree]) -> None:
     tree.fails["all/dog"] = 1_000
     with pytest.raises(stoker.RemoteError, match=r"tree://all: .*no answer"):
-        folder_at("tree://all", retry_s=0.2)
+        folder_at("tree://all", timeout_s=0.2)
     with pytest.raises(stoker.RemoteError, match="no answer"):
-        files_at("tree://all/**/*.jpg", retry_s=0)
+        files_at("tree://all/**/*.jpg", timeout_s=0)
 
 
 def test_a_listing_is_tried_again(tree: type[Tree]) -> None:
     tree.fails.update({"all": 1, "all/dog": 1})
-    source = folder_at("tree://all", retry_s=LONG_S)
+    source = folder_at("tree://all", timeout_s=LONG_S)
     assert contents(source) == [(b"cat", 0)] * 2 + [(b"dog", 1)] * 2
 
 
@@ -327,8 +327,8 @@ def test_an_unknown_protocol() -> None:
         ({"requests": 0}, ValueError),
         ({"requests": 1.5}, TypeError),
         ({"requests": True}, TypeError),
-        ({"retry_s": -1}, ValueError),
-        ({"retry_s": float("nan")}, ValueError),
+        ({"timeout_s": -1}, ValueError),
+        ({"timeout_s": float("nan")}, ValueError),
     ],
 )
 def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception], folder: Path) -> None:
@@ -462,7 +462,7 @@ def test_headers_of_the_user_are_sent(url: str, server: Server) -> None:
 
 @pytest.mark.parametrize("what", [503, 500, 429, 408, 425, "reset", "truncate"])
 def test_what_passes_is_tried_again(url: str, server: Server, what: Any) -> None:
-    source = named(url, retry_s=LONG_S)
+    source = named(url, timeout_s=LONG_S)
     server.set_faults(Fault(what, first=2))
     with reading(source) as reader:
         assert [e.data for e in reader.fetch([0, 5])] == [b"cat/0.jpg", b"dog/1.jpg"]
@@ -470,7 +470,7 @@ def test_what_passes_is_tried_again(url: str, server: Server, what: Any) -> None
 
 
 def test_a_stall_is_tried_again(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = named(url, retry_s=LONG_S)
+    source = named(url, timeout_s=LONG_S)
     monkeypatch.setattr(storage, "STALL_S", 0.3)
     server.set_faults(Fault("stall", first=1))
     with reading(source) as reader:
@@ -480,7 +480,7 @@ def test_a_stall_is_tried_again(url: str, server: Server, monkeypatch: pytest.Mo
 
 def test_a_server_that_returns(folder: Path, url: str) -> None:
     with serving(folder, latency_s=0.02) as server:
-        source = named(server.url, retry_s=LONG_S)
+        source = named(server.url, timeout_s=LONG_S)
         with reading(source) as reader:
             reader.fetch(range(8))
             reader.expect(range(8))
@@ -503,7 +503,7 @@ def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
         with serving(folder, seed=seed) as server:
             faults = [Fault(what, rate=0.1) for what in (503, 429, "reset", "truncate")]
             server.set_faults(*faults)
-            source = named(server.url, names, requests=requests, retry_s=LONG_S)
+            source = named(server.url, names, requests=requests, timeout_s=LONG_S)
             assert data_of(source) == [name.encode() for name in names]
 
 
@@ -521,7 +521,7 @@ def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
 def test_a_spent_budget_names_url_and_status(
     url: str, server: Server, what: Any, status: int | None, message: str
 ) -> None:
-    source = named(url, retry_s=0.5)
+    source = named(url, timeout_s=0.5)
     server.set_faults(Fault(what, path=f"{url.rpartition('/')[2]}/dog/1.jpg"))
     with reading(source) as reader:
         with pytest.raises(stoker.RemoteError, match=message) as caught:
@@ -537,7 +537,7 @@ def test_a_spent_budget_names_url_and_status(
 def test_a_server_that_only_stalls(
     url: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = named(url, retry_s=0.1)
+    source = named(url, timeout_s=0.1)
     monkeypatch.setattr(storage, "STALL_S", 0.3)
     server.set_faults(Fault("stall"))
     with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"no answer for 0.3 s"):
@@ -546,7 +546,7 @@ def test_a_server_that_only_stalls(
 
 def test_no_server_at_all(url: str, folder: Path) -> None:
     with serving(folder) as server:
-        source = named(server.url, retry_s=0.2)
+        source = named(server.url, timeout_s=0.2)
     with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"[Cc]onnect") as got:
         reader.fetch([5])
     assert got.value.status is None
@@ -554,7 +554,7 @@ def test_no_server_at_all(url: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_what_stays_is_raised_at_once(url: str, server: Server, status: int) -> None:
-    source = named(url, retry_s=LONG_S)
+    source = named(url, timeout_s=LONG_S)
     server.set_faults(Fault(status))
     with reading(source) as reader:
         with pytest.raises(stoker.RemoteError, match=f"HTTP {status} ") as caught:
@@ -570,7 +570,7 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None:
-    source = named(url, retry_s=LONG_S)
+    source = named(url, timeout_s=LONG_S)
     server.set_faults(Fault(404, path=f"{url.rpartition('/')[2]}/cat/2.jpg"))
     with reading(source) as reader:
         with pytest.raises(FileNotFoundError):
@@ -620,7 +620,7 @@ def test_closing_before_anything_was_read(url: str) -> None:
 
 
 def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
-    source = named(url, retry_s=LONG_S)
+    source = named(url, timeout_s=LONG_S)
     server.set_faults(Fault(503))
     with reading(source) as reader:
         reader.expect(range(8))
@@ -829,7 +829,7 @@ def test_lists_that_cannot_be() -> None:
 def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:
     fill(folder, ["c/1.jpg", "c/2.jpg"])
     remember(folder)
-    source = folder_at(f"memory://{folder}", retry_s=0.2)
+    source = folder_at(f"memory://{folder}", timeout_s=0.2)
     fsspec.filesystem("memory").pipe_file(f"{folder}/c/2.jpg", b"cut")
     assert source.fetch([0])
     with pytest.raises(stoker.RemoteError, match="3 bytes instead of the 7 listed after"):
@@ -838,7 +838,7 @@ def test_a_file_that_is_not_as_long_as_listed(folder: Path) -> None:
 
 def test_a_file_that_vanished_elsewhere(folder: Path) -> None:
     fill(folder, ["c/1.jpg", "c/2.jpg"])
-    source = folder_at(f"file://{folder}", retry_s=LONG_S)
+    source = folder_at(f"file://{folder}", timeout_s=LONG_S)
     (folder / "c" / "2.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"file://.*c/2\.jpg"):
         source.fetch([1])
@@ -873,7 +873,7 @@ class Hanging(Numbers):
 
 def test_a_file_system_without_coroutines_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("hanging", Hanging, clobber=True)
-    source = folder_at("hanging://all", retry_s=0.1)
+    source = folder_at("hanging://all", timeout_s=0.1)
     reader = reader_of(source)
     assert reader.fetch([0, 7]) == [(b"0000000", 0), (b"0000005", 1)]
     monkeypatch.setattr(storage, "STALL_S", 0.3)

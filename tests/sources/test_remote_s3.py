@@ -65,7 +65,7 @@ def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
 
 def test_failures_name_url_and_status(bucket: Bucket) -> None:
     source = FolderSource(
-        "s3://data/train", RemoteOptions(retry_s=0.3, storage_options=bucket.options)
+        "s3://data/train", RemoteOptions(timeout_s=0.3, storage_options=bucket.options)
     )
     key = "train/dog/deep/er.png"
     bucket.wrong[key] = [(503, "SlowDown")] * 100

@@ -210,7 +210,7 @@ def test_a_truncated_shard(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"s-1\.tar is truncated.*example '3' is not all there"):
         stoker.from_tar(url)
     with pytest.warns(UserWarning, match="left out"):
-        train = stoker.from_tar(url, on_error=1)
+        train = stoker.from_tar(url, max_errors=1)
     assert len(list(train)) == COUNT + 3
 
 

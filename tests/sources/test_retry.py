@@ -26,7 +26,7 @@ class Clock:
         self.now_s += seconds
 
 
-def tried(failures: list[Any], retry_s: float = 60.0) -> str:
+def tried(failures: list[Any], timeout_s: float = 60.0) -> str:
     """Run an attempt that fails so often before it works."""
 
     async def attempt() -> str:
@@ -34,7 +34,7 @@ def tried(failures: list[Any], retry_s: float = 60.0) -> str:
             raise failures.pop(0)
         return "read"
 
-    return asyncio.run(retry(attempt, "http://x/y", retry_s))
+    return asyncio.run(retry(attempt, "http://x/y", timeout_s))
 
 
 def test_a_server_that_says_how_long_is_left_alone_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,5 +56,5 @@ def test_what_is_no_number_of_seconds_is_not_waited_for(
 def test_no_server_is_waited_for_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(stoker.RemoteError, match=r"HTTP 503 after 2 attempts in 5 s"):
-        tried([StatusError(503, None, "3600")] * 3, retry_s=5.0)
+        tried([StatusError(503, None, "3600")] * 3, timeout_s=5.0)
     assert clock.slept_s == [5.0]

@@ -186,7 +186,7 @@ def test_archives_behind_one_another_are_one_shard(tmp_path: Path) -> None:
         assert list(stoker.from_tar(both)) == examples[:3]
     both.write_bytes(first + second[:520])
     with pytest.warns(UserWarning, match="truncated"):
-        assert len(list(stoker.from_tar(both, on_error=1))) == 3
+        assert len(list(stoker.from_tar(both, max_errors=1))) == 3
 
 
 def test_a_relative_folder_for_indexes_is_passed_over(
@@ -237,14 +237,14 @@ def test_truncated_shards(tmp_path: Path) -> None:
     shard = pack(tmp_path / "a.tar", {f"{n}.bin": bytes([n]) * 1000 for n in range(6)})
     whole = Path(shard).read_bytes()
     os.truncate(shard, 512 + 3 * 1536 + 700)
-    says = r"a\.tar is truncated: it ends .* '3\.bin'.*example '3' is not all there.*on_error="
+    says = r"a\.tar is truncated: it ends .* '3\.bin'.*example '3' is not all there.*max_errors="
     with pytest.raises(ValueError, match=says):
         stoker.from_tar(shard)
     with pytest.warns(UserWarning, match="what comes behind is left out"):
-        train = stoker.from_tar(shard, on_error=1)
+        train = stoker.from_tar(shard, max_errors=1)
     assert [example["__key__"] for example in train] == ["0", "1", "2"]
     with pytest.warns(UserWarning, match="left out"):
-        train = stoker.from_tar(shard, on_error=0.001)
+        train = stoker.from_tar(shard, max_errors="0.1%")
     with pytest.raises(stoker.BudgetSpent, match=r"'bin' of example '3': .*a\.tar is truncated"):
         list(train)
     Path(shard).write_bytes(whole[:3072] + b"garbage!" * 64 + whole[3584:])
@@ -275,7 +275,7 @@ def test_a_missing_field_names_shard_and_key_or_is_skipped(tmp_path: Path) -> No
     with pytest.raises(stoker.StageError, match=says) as caught:
         list(stoker.from_tar(shard, ["jpg", "cls"]))
     assert caught.value.path == f"{shard}/000003"
-    assert len(list(stoker.from_tar(shard, ["jpg", "cls"], on_error=1))) == 5
+    assert len(list(stoker.from_tar(shard, ["jpg", "cls"], max_errors=1))) == 5
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_bad_line_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     assert f"{path}:4" in str(caught.value)
     with pytest.raises(stoker.StageError, match=r"txt:5\): .* byte 7 of the line, 0xe9, is not"):
         list(train.skip(2))
-    assert [row["a"] for row in stoker.from_jsonl(path, on_error=2)] == [1, 4]
+    assert [row["a"] for row in stoker.from_jsonl(path, max_errors=2)] == [1, 4]
     (text,) = write(tmp_path, b"good\n\xff\n")
     with pytest.raises(stoker.StageError, match=r"txt:2\): .* byte 0 of the line, 0xff.*iconv"):
         list(stoker.from_text(text))

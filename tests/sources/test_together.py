@@ -108,7 +108,7 @@ def ways(version: str) -> dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]
         "blocks": lambda p: p.shuffle(block=8).map(number),
         "cache": lambda p: p.shuffle().map(number).cache("2MiB", version=version),
         "filter": lambda p: p.shuffle().map(number).filter(odd),
-        "budget": lambda p: p.shuffle().map(number).map(fails_on_some, on_error=5),
+        "budget": lambda p: p.shuffle().map(number).map(fails_on_some, max_errors=5),
         "echo": lambda p: p.shuffle().map(number).echo(2, pool=24),
         "rank": lambda p: p.shuffle().shard(rank=1, world_size=2).map(number),
         "take": lambda p: p.take(20).shuffle().map(number),
@@ -167,7 +167,7 @@ def test_one_preparation_for_many_jobs(tmp_path: Path, source: Any) -> None:
     )
     (tmp_path / "prep.py").write_text(text)
     name = f"sources-{os.getpid()}-{next(_names)}"
-    train = stoker.share(f"{tmp_path}/prep.py:make", name=name, patience_s=30.0)
+    train = stoker.feed(f"{tmp_path}/prep.py:make", name=name, timeout_s=30.0)
     batches = iter(train)
     head = [[int(n) for n in next(batches)] for _ in range(4)]
     state = train.state_dict()

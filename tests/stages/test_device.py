@@ -38,7 +38,7 @@ def test_the_cpu_shares_memory_and_yields_tensors() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_usual_memory() -> None:
-    memory = To.of("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
+    memory = To("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
     memory[:] = bytes(range(250)) * 4
     assert bytes(memory) == bytes(range(250)) * 4
 
@@ -53,7 +53,7 @@ def test_arrays_of_any_byte_order_become_tensors(swapped: str) -> None:
 
 @pytest.mark.parametrize("echo", [1, 2])
 def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> None:
-    def clocks(tail: bool) -> list[tuple[float, stoker.Counts]]:
+    def clocks(tail: bool) -> list[tuple[float, stoker.types.Counts]]:
         train = stoker.from_dataset(range(48), seed=0).shuffle().echo(echo).batch(8)
         train = train.to_torch().workers(2)
         if tail:
@@ -66,13 +66,13 @@ def test_clocks_count_what_was_handed_out_also_with_maps_behind(echo: float) -> 
 def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
     """Items between a pool and a filter share tasks, of as many as their cost suggests."""
 
-    def clocks(taking_s: float) -> list[tuple[float, stoker.Counts]]:
+    def clocks(taking_s: float) -> list[tuple[float, stoker.types.Counts]]:
         @stoker.thread_safe
         def shifted(x: int, rng: np.random.Generator) -> int:
             time.sleep(taking_s)
             return x + int(rng.integers(2))
 
-        train = stoker.from_dataset(range(60), seed=0, on_error=2).shuffle().echo(2, pool=16)
+        train = stoker.from_dataset(range(60), seed=0, max_errors=2).shuffle().echo(2, pool=16)
         train = train.random_map(shifted).batch(8).workers(2)
         return [(train.progress, train.counts) for _ in train]
 

@@ -134,7 +134,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
             assert fn(placed).devices() == set(devices)
             assert np.allclose(fn(placed), fn(pixels), atol=1e-5)
         try:
-            stoker.images.flip(placed)
+            stoker.images.hflip(placed)
         except ValueError as error:
             assert "change images before .to_jax() makes them JAX arrays" in str(error)
         else:

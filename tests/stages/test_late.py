@@ -306,7 +306,7 @@ def test_other_ranks_cannot_go_on_with_it() -> None:
         (lambda: rows(numbers().late(1)), "put .batch"),
         (lambda: numbers(6).late(1).bucket(2, [0] * 6), "plans its batches ahead"),
         (lambda: numbers().filter(bool).late(1).batch(4), "waits for each"),
-        (lambda: numbers().map(int, on_error=1).late(1).batch(4), "waits for each"),
+        (lambda: numbers().map(int, max_errors=1).late(1).batch(4), "waits for each"),
         (lambda: numbers().echo(2).late(1).batch(4), "decides on numbers alone"),
         (lambda: rows(numbers().late(1).batch(4).echo(2)), "without .late"),
         (lambda: stoker.from_iterable([1, 2]).late(1).batch(4), "a stream has one order"),

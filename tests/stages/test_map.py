@@ -226,7 +226,7 @@ def test_none_inside_of_what_a_function_returns_is_a_value() -> None:
 
 
 def test_a_function_that_returns_nothing_counts_against_a_skip_budget() -> None:
-    chain: stoker.Pipeline = stoker.from_dataset(list(range(6)), seed=0, on_error=2)
+    chain: stoker.Pipeline = stoker.from_dataset(list(range(6)), seed=0, max_errors=2)
     chain = chain.map(lambda x: None if x in (1, 4) else x)
     assert list(chain) == [0, 2, 3, 5]
     assert ["returned None" in skip.cause for skip in chain.stats().skips] == [True, True]

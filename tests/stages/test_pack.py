@@ -109,7 +109,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "echoed and filtered": {"echo": 1.5, "before": True, "random": True, "drop_last": True},
     "cached": {"cache": True, "random": True},
     "a rank's": {"shard": True},
-    "budgets": {"on_error": 3, "behind": True},
+    "budgets": {"max_errors": 3, "behind": True},
 }
 
 
@@ -124,11 +124,13 @@ def build(
     cache: bool = False,
     shard: bool = False,
     drop_last: bool = False,
-    on_error: int | str = "raise",
+    max_errors: int | str = 0,
 ) -> stoker.Pipeline:
-    train: Any = stoker.from_dataset(Documents(MANY), seed=3, on_error=on_error).shuffle(block=3)
+    train: Any = stoker.from_dataset(Documents(MANY), seed=3, max_errors=max_errors).shuffle(
+        block=3
+    )
     train = train.shard(rank=1, world_size=2) if shard else train
-    train = train.map(failing_on_17) if on_error != "raise" else train
+    train = train.map(failing_on_17) if max_errors != 0 else train
     train = train.filter(even) if before else train
     train = train.cache("1MiB") if cache else train
     train = train.echo(echo, pool=12).pack(16)

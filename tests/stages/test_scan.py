@@ -181,13 +181,13 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
     "batches": lambda: distinct(source()).batch(3),
     "whole batches": lambda: distinct(source()).batch(7, drop_last=True),
     "filter and map before": lambda: distinct(source().filter(is_kept).map(unchanged)).batch(2),
-    "skips before": lambda: distinct(source(on_error=20).map(failing_on_some)).batch(3),
+    "skips before": lambda: distinct(source(max_errors=20).map(failing_on_some)).batch(3),
     "filter behind": lambda: distinct(source()).filter(is_even).random_map(jittered).batch(3),
     "example echo": lambda: distinct(source()).echo(2, pool=9).random_map(jittered).batch(3),
     "fractional echo": lambda: distinct(source()).random_map(jittered).echo(1.5, pool=8).batch(4),
     "batch echo": lambda: distinct(source()).batch(3).echo(2, pool=3),
     "filter, echo, filter": lambda: (
-        source(on_error=20).map(failing_on_some).filter(is_kept).scan(counted, 0)
+        source(max_errors=20).map(failing_on_some).filter(is_kept).scan(counted, 0)
         .filter(stoker.thread_safe(lambda n: n % 4 > 0), on=1).echo(1.5, pool=8).batch(4)
     ),
     "a rank's part": lambda: (
@@ -379,7 +379,7 @@ def test_its_errors_name_the_example_and_no_budget_skips_them(workers: int, tmp_
             raise KeyError("thirteen")
         return total + 1, total
 
-    files = stoker.from_files(str(tmp_path / "*.bin"), seed=0, on_error=20)
+    files = stoker.from_files(str(tmp_path / "*.bin"), seed=0, max_errors=20)
     for train in (
         files.scan(fails, 0).batch(4),
         files.scan(fails, 0).batch(8, drop_last=True),

@@ -247,7 +247,7 @@ def test_with_workers_a_cache_and_parts_of_mixtures_it_counts() -> None:
     ("build", "says"),
     [
         (lambda p: p.filter(bool).skip(3), r"\.skip\(\) cannot follow filter\(bool\)"),
-        (lambda p: p.map(abs, on_error=3).skip(3), r"cannot follow map\(abs\)"),
+        (lambda p: p.map(abs, max_errors=3).skip(3), r"cannot follow map\(abs\)"),
         (lambda p: p.echo(2).skip(3), r"cannot follow echo\(2\)"),
         (lambda p: p.batch(2).skip(3), r"batch\(2\): put it before \(\.resume_at\(n\)"),
         (lambda p: p.skip(-1), "from 0 on, not -1"),

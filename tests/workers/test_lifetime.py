@@ -13,7 +13,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import stoker
@@ -47,20 +46,14 @@ def endless(workers: int, kind: str) -> stoker.Pipeline:
 # -- leaving early
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_break_leaves_nothing(workers: int, kind: str) -> None:
-    pipeline = endless(workers, kind)
+def breaks(pipeline: stoker.Pipeline) -> None:
     for number, _ in enumerate(pipeline):
         if number == 10:
-            if kind == "process":
-                assert len(left()[1]) == workers
             break
-    assert left() == ([], [])
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_close_leaves_nothing_and_ends_the_iterator(workers: int, kind: str) -> None:
-    iterator = iter(endless(workers, kind))
+def closes(pipeline: stoker.Pipeline) -> None:
+    iterator = iter(pipeline)
     next(iterator)
     iterator.close()
     assert left() == ([], [])
@@ -68,23 +61,35 @@ def test_close_leaves_nothing_and_ends_the_iterator(workers: int, kind: str) -> 
     iterator.close()
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_with_closes(workers: int, kind: str) -> None:
-    with iter(endless(workers, kind)) as iterator:
+def leaves_a_with(pipeline: stoker.Pipeline) -> None:
+    with iter(pipeline) as iterator:
         next(iterator)
-    assert left() == ([], [])
-    with contextlib.suppress(KeyError), iter(endless(workers, kind)) as iterator:
+
+
+def fails_within_a_with(pipeline: stoker.Pipeline) -> None:
+    with contextlib.suppress(KeyError), iter(pipeline) as iterator:
         next(iterator)
         raise KeyError
-    assert left() == ([], [])
+
+
+def never_asks(pipeline: stoker.Pipeline) -> None:
+    iterator = iter(pipeline)
+    del iterator
+
+
+def never_asks_and_closes(pipeline: stoker.Pipeline) -> None:
+    iter(pipeline).close()
+
+
+LEAVING = [
+    breaks, closes, leaves_a_with, fails_within_a_with, never_asks, never_asks_and_closes
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_an_iterator_that_was_never_asked_leaves_nothing(workers: int, kind: str) -> None:
-    iterator = iter(endless(workers, kind))
-    del iterator
-    assert left() == ([], [])
-    iter(endless(workers, kind)).close()
+@pytest.mark.parametrize("leave", LEAVING)
+def test_a_loop_that_is_left_leaves_nothing(leave: Any, workers: int, kind: str) -> None:
+    leave(endless(workers, kind))
     assert left() == ([], [])
 
 
@@ -299,16 +304,6 @@ def test_stage_errors_pickle() -> None:
     assert str(twin) == str(error) == "map(f) failed on example 3 (a/b.png): ValueError: x"
     assert (twin.stage, twin.index, twin.path, twin.batch) == ("map(f)", 3, "a/b.png", None)
     assert type(twin.__cause__) is ValueError
-
-
-def test_what_processes_cannot_send_is_told() -> None:
-    def lock(x: Any) -> Any:
-        return threading.Lock()
-
-    pipeline = stoker.from_dataset(Examples(4)).map(lock).workers(1, kind="process")
-    with pytest.raises(stoker.StageError, match="pickle"):
-        list(pipeline)
-    assert left() == ([], [])
 
 
 # -- dying workers
@@ -646,57 +641,6 @@ def test_a_fork_of_the_user_s_does_not_disturb(tmp_path: Path) -> None:
         say(json.dumps(sum(1 for _ in iterator)))
     """
     assert run(tmp_path, body) == [99]
-
-
-# -- what is not reproducible by itself
-
-
-@pytest.mark.parametrize("many", one_in(2, [False, True]))
-def test_legacy_randomness_is_reproducible_under_processes(many: bool) -> None:
-    import random
-
-    import torch
-
-    class Legacy:
-        def __len__(self) -> int:
-            return 24
-
-        def __getitem__(self, index: int) -> Any:
-            drawn = [random.random(), np.random.rand(), float(torch.rand(()))]
-            return {"id": index, "drawn": np.array(drawn)}
-
-    data: Any = Legacy()
-    if many:  # as torch's random_split makes them: a Subset has __getitems__
-        data = torch.utils.data.Subset(data, range(24))
-
-    def run(workers: int, seed: int = 0) -> list[Any]:
-        chain = stoker.from_dataset(data, seed=seed).shuffle().echo(2).batch(5)
-        pipeline = chain.workers(workers, kind="process")
-        return [stream(pipeline), stream(pipeline)]
-
-    before = (
-        random.getstate(),
-        np.random.get_state(legacy=False)["state"]["key"].tolist(),
-        torch.get_rng_state().tolist(),
-    )
-    first = run(1)
-    assert run(2) == first
-    assert run(3) == first
-    assert run(1, seed=1) != first
-    assert first[0] != first[1]
-    drawn = {
-        tuple(row)
-        for batch in stoker.from_dataset(data, seed=0).batch(24).workers(1, kind="process")
-        for row in batch["drawn"]
-    }
-    assert len(drawn) == 24
-    # The consumer's own generators are untouched.
-    after = (
-        random.getstate(),
-        np.random.get_state(legacy=False)["state"]["key"].tolist(),
-        torch.get_rng_state().tolist(),
-    )
-    assert after == before
 
 
 def test_built_pipelines_hold_nothing(tmp_path: Path) -> None:

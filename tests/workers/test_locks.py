@@ -118,7 +118,7 @@ def test_the_main_thread_enters_no_condition() -> None:
 
 def test_the_modules_that_wait_are_covered() -> None:
     waiting = [_place(path) for path in covered() if "threading.Condition(" in path.read_text()]
-    assert {place.partition("/")[0] for place in waiting} >= {"cache", "engine", "feed"}
+    assert {place.partition("/")[0] for place in waiting} >= {"cache", "engine", "feeds"}
 
 
 CLASS = """

@@ -146,11 +146,6 @@ def test_seed_epoch_and_purpose_each_change_the_key() -> None:
     assert len({tuple(rng.key(*address)) for address in addresses}) == len(addresses)
 
 
-@given(st.integers(0, 2**70), st.integers(0, 2**31), st.integers(0, 2**22))
-def test_keys_are_reproducible(seed: int, epoch: int, purpose: int) -> None:
-    assert np.array_equal(rng.key(seed, epoch, purpose), rng.key(seed, epoch, purpose))
-
-
 addresses = st.tuples(st.integers(0, 2**40), st.integers(0, 2**60))
 
 

@@ -17,8 +17,8 @@ import pytest
 
 import stoker
 from stoker.basics.signals import raise_interrupt
+from stoker.feeds.shared_memory import Blocks
 from stoker.sources.files import OpenFile
-from stoker.transport.shared_memory import Blocks
 
 
 class TooLate(Exception):
@@ -111,13 +111,13 @@ def read(pipeline: stoker.Pipeline) -> list[int]:
 
 @pytest.mark.parametrize("handled", HANDLERS.values(), ids=HANDLERS, indirect=True)
 @pytest.mark.usefixtures("handled")
-@pytest.mark.parametrize("on_error", ["raise", 3, 1.0])
-def test_an_exception_of_a_handler_is_raised_as_it_is(on_error: Any) -> None:
-    pipeline = stoker.from_dataset(Once(), seed=0, on_error=on_error).batch(4).workers(0)
+@pytest.mark.parametrize("max_errors", [0, 3, "100%"])
+def test_an_exception_of_a_handler_is_raised_as_it_is(max_errors: Any) -> None:
+    pipeline = stoker.from_dataset(Once(), seed=0, max_errors=max_errors).batch(4).workers(0)
     with pytest.raises(TooLate):
         list(pipeline)
     assert pipeline.stats().skipped_examples == 0
-    resumed = stoker.from_dataset(Once(int), seed=0, on_error=on_error).batch(4).workers(0)
+    resumed = stoker.from_dataset(Once(int), seed=0, max_errors=max_errors).batch(4).workers(0)
     resumed.load_state_dict(pipeline.state_dict())
     assert read(resumed) == list(range(4, 12))
 
@@ -125,7 +125,7 @@ def test_an_exception_of_a_handler_is_raised_as_it_is(on_error: Any) -> None:
 @pytest.mark.usefixtures("handled")
 def test_what_is_raised_for_it_is_raised_too() -> None:
     with pytest.raises(ValueError, match="cannot decode"):
-        list(stoker.from_dataset(Once(swallowing), on_error=1.0).workers(0))
+        list(stoker.from_dataset(Once(swallowing), max_errors="100%").workers(0))
 
 
 @pytest.mark.interrupts
@@ -133,7 +133,7 @@ def test_a_timeout_within_a_sleep_is_raised() -> None:
     before = signal.signal(signal.SIGALRM, plain)
     try:
         with pytest.raises(TooLate):
-            list(stoker.from_dataset(Once(sleeping), on_error=1.0).workers(0))
+            list(stoker.from_dataset(Once(sleeping), max_errors="100%").workers(0))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -160,13 +160,13 @@ def numbers() -> stoker.Pipeline:
 
 
 def streamed(fn: Any) -> stoker.Pipeline:
-    return stoker.from_iterable(lambda: map(fn, range(12)), on_error=1.0)
+    return stoker.from_iterable(lambda: map(fn, range(12)), max_errors="100%")
 
 
 PLACES: dict[str, Callable[[Any], stoker.Pipeline]] = {
-    "map": lambda fn: numbers().map(fn, on_error=1.0).batch(4),
-    "random_map": lambda fn: numbers().echo(2).random_map(fn, on_error=1.0).batch(4),
-    "filter": lambda fn: numbers().filter(lambda x: fn(x) is not None, on_error=1.0),
+    "map": lambda fn: numbers().map(fn, max_errors="100%").batch(4),
+    "random_map": lambda fn: numbers().echo(2).random_map(fn, max_errors="100%").batch(4),
+    "filter": lambda fn: numbers().filter(lambda x: fn(x) is not None, max_errors="100%"),
     "collate": collated,
     "batch map": lambda fn: numbers().batch(4).map(fn),
     "stream": streamed,
@@ -187,7 +187,7 @@ def test_wherever_it_comes_it_is_raised_as_it_is(place: str) -> None:
 
 @pytest.mark.usefixtures("handled")
 def test_in_front_of_a_cache_it_is_not_kept_as_a_failure(tmp_path: Path) -> None:
-    chain = stoker.from_dataset(Once(), seed=0, on_error=1.0)
+    chain = stoker.from_dataset(Once(), seed=0, max_errors="100%")
     pipeline = chain.cache("1MiB", path=tmp_path / "store", version="1").batch(4).workers(0)
     with pytest.raises(TooLate):
         list(pipeline)
@@ -205,7 +205,7 @@ def test_an_error_that_only_looks_like_it_is_the_example_s() -> None:
             fails("not a signal", inspect.currentframe())  # type: ignore[arg-type]
         return value
 
-    assert len(read(numbers().map(fn, on_error=1).workers(0))) == 11
+    assert len(read(numbers().map(fn, max_errors=1).workers(0))) == 11
 
 
 def batch(_: Path) -> Any:

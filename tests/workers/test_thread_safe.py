@@ -206,7 +206,7 @@ def test_image_functions_run_in_threads(pictures: str) -> None:
         .map(observed)
         .map(images.decode, on="x")
         .random_map(images.random_resized_crop((16, 16)), on="x")
-        .random_map(images.random_flip, on="x")
+        .random_map(images.random_hflip, on="x")
         .random_map(images.color_jitter(0.1), on="x")
         .map(images.resize((8, 8)), on="x")
         .map(images.normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), on="x")

@@ -22,20 +22,13 @@ from stoker.stats import CacheStats
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
 
-_OWN = ("_dataset", "_cache", "_asked", "_length")
+_OWN = ("_dataset", "_cache")
 _STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
-# Fewer examples may come twice by chance at the border of two epochs.
-_LEAST_ASKED = 256
-# Checks in an epoch: a repeating loader is noticed early, and counting all workers' hits is cheap.
-_LOOKS = 16
-# Prefetching workers overlap epochs a little; drawing with replacement repeats 21 % within half an
-# epoch.
-_REPEATED = 0.05
 
 
 def cached(
     dataset: Any,
-    limit: int | float | str = "auto",
+    limit: int | str = "auto",
     *,
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
@@ -52,7 +45,7 @@ def cached(
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used where
             it stands for that. Items are nested arrays, tensors, bytes, strings and numbers.
-        limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free
+        limit: bytes (``"64GiB"``), a share of usable memory (``"50%"``; with ``path`` of the free
             disk), or ``"auto"``: half (four fifths).
         path, keep, cluster, insecure: as in ``Pipeline.cache``.
         version: names the data: with it, jobs share the store, and with ``keep`` the next run finds
@@ -133,11 +126,9 @@ class CachedDataset:
 
     _dataset: Any
     _cache: ExampleCache
-    _asked: int
-    _length: int  # when it was wrapped
 
     def __init__(self, dataset: Any, cache: ExampleCache) -> None:
-        vars(self).update(_dataset=dataset, _cache=cache, _asked=0, _length=len(dataset))
+        vars(self).update(_dataset=dataset, _cache=cache)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -147,7 +138,6 @@ class CachedDataset:
         if type(index) is int:
             found = self._cache.find_one(index)
             if found is not None:
-                self._warn_of_repeats(1)
                 return found
         return self.__getitems__([index])[0]
 
@@ -156,7 +146,6 @@ class CachedDataset:
 
         cache = self._cache
         names = [_plain(index) for index in indices]
-        self._warn_of_repeats(len(names))
         found = self._find(names)
         missing = [at for at, value in enumerate(found) if value is MISSING]
         values = self._read([indices[at] for at in missing]) if missing else []
@@ -201,54 +190,25 @@ class CachedDataset:
         return sorted({*super().__dir__(), *dir(self._dataset)})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_dataset": self._dataset, "_cache": self._cache, "_length": self._length}
+        return {"_dataset": self._dataset, "_cache": self._cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _asked=0)
+        vars(self).update(state)
 
     def __repr__(self) -> str:
         return f"stoker.cached({self._dataset!r}, {self._cache.limit!r})"
 
     def _read(self, indices: list[Any]) -> list[Any]:
         dataset = self._dataset
-        if not self._gives_many():
+        if not gives_many(dataset):
             return [dataset[index] for index in indices]
         values = list(dataset.__getitems__(indices))
         if len(values) != len(indices):
             raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
         return values
 
-    def _gives_many(self) -> bool:
-        return gives_many(self._dataset)
-
     def _read_one(self, index: Any) -> Any:
         return self._read([index])[0]
-
-    def _warn_of_repeats(self, count: int) -> None:
-        """Warn once if examples come again before an epoch's worth of examples has come."""
-        own = vars(self)  # without ``__setattr__``, which takes a third of a microsecond
-        own["_asked"] = asked = own["_asked"] + count
-        if asked < _LEAST_ASKED:
-            return
-        length = len(self._dataset)
-        epoch = length // int(os.environ.get("WORLD_SIZE", "1"))
-        if asked < epoch // _LOOKS:
-            return
-        self._asked = 0
-        counts = self._cache.counts()  # in all workers
-        asked = counts.hits + counts.misses
-        # Repeats can no longer be told from a new epoch, or from the longer one of a dataset that
-        # grew.
-        if asked > epoch or length != self._length:
-            self._asked = -sys.maxsize
-        elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
-            warn(
-                f"of {asked:,} requested examples, {counts.hits:,} had come before, but an epoch "
-                f"has {epoch:,}: a sampler draws by weight or with replacement, or epochs end "
-                "early. A cache that never evicts keeps the first examples, not the most "
-                "frequent ones",
-                CacheWarning,
-            )
 
 
 def _plain(index: Any) -> Any:

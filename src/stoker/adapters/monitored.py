@@ -17,8 +17,6 @@ T = TypeVar("T")
 # A smaller share of waiting time counts as keeping up. As in the analyzer
 # (analysis/model/model.py).
 _FED = 0.05
-# Times as long as another worker's batches: by chance those of an epoch do not differ so much.
-_UNEVEN = 3.0
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,6 @@ class EpochWait:
     wait_s: float
     """Seconds spent inside ``next()``; an upper bound of the accelerator's loss if it works
     meanwhile."""
-    worker_wait_s: tuple[float, ...] = ()
-    """``wait_s`` without the first batch, by the worker that made the batch, if the loader's
-    workers take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
 
     @property
     def wait_fraction(self) -> float:
@@ -50,15 +45,12 @@ class EpochWait:
         return (self.wait_s - self.first_wait_s) / steady_s if steady_s > 0 else 0.0
 
     def __str__(self) -> str:
-        lines = [
+        return (
             f"waited {self.wait_s:.2f} s of {self.elapsed_s:.2f} s ({self.wait_fraction:.0%}) "
             f"for {self.batches:,} batches: {self.first_wait_s:.2f} s for the first (start-up), "
-            f"{self.wait_s - self.first_wait_s:.2f} s after it ({self.steady_wait_fraction:.0%})"
-        ]
-        if self.worker_wait_s:
-            waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(self.worker_wait_s))
-            lines.append(f"by worker, after the first batch: {waits}")
-        return "\n".join([*lines, self.verdict])
+            f"{self.wait_s - self.first_wait_s:.2f} s after it ({self.steady_wait_fraction:.0%})\n"
+            f"{self.verdict}"
+        )
 
     @property
     def verdict(self) -> str:
@@ -74,9 +66,6 @@ class EpochWait:
             parts.append(
                 "Starting up costs more than that: longer epochs or persistent_workers=True help."
             )
-        if self.worker_wait_s and max(self.worker_wait_s) > _UNEVEN * min(self.worker_wait_s):
-            slow = self.worker_wait_s.index(max(self.worker_wait_s))
-            parts.append(f"Worker {slow} makes the others' batches wait.")
         script = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT"
         parts.append(f"What to do about it: stoker analyze {script}")
         return " ".join(parts)
@@ -163,8 +152,7 @@ class Monitored(Generic[T]):
 def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
     names = "batches", "elapsed_s", "first_wait_s", "wait_s"
     sums = {name: sum(getattr(epoch, name) for epoch in epochs) for name in names}
-    of_workers = zip(*(e.worker_wait_s for e in epochs if e.worker_wait_s), strict=False)
-    return EpochWait(**sums, worker_wait_s=tuple(map(sum, of_workers)))
+    return EpochWait(**sums)
 
 
 def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
@@ -172,39 +160,24 @@ def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) ->
     clock = time.perf_counter
     number = len(owner.epochs)
     batches, wait_s = 0, 0.0
-    in_turn = _turns(owner.loader)
-    waits = [0.0] * max(1, in_turn)
-    worker, most = 0, len(waits) - 1
     first_s = None
     asked_s = began_s  # iter() may start workers
     whole = False
     try:
         for batch in iterator:
-            waited_s = clock() - asked_s
-            wait_s += waited_s
-            waits[worker] += waited_s
-            worker = worker + 1 if worker < most else 0
+            wait_s += clock() - asked_s
             batches += 1
             owner._at = number, batches, began_s, wait_s if first_s is None else first_s, wait_s
             yield batch
             if first_s is None:
                 first_s = wait_s
-                waits[0] = 0.0
             asked_s = clock()
         wait_s += clock() - asked_s
         whole = True
     finally:
         elapsed_s = clock() - began_s
-        by_worker = tuple(waits)[:in_turn] if first_s is not None else (0.0,) * in_turn
         first_s = wait_s if first_s is None else first_s
-        owner._end_epoch(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker), whole=whole)
-
-
-def _turns(loader: Any) -> int:
-    """Return the number of workers that take turns; 0 without workers, or without order."""
-    count = getattr(loader, "num_workers", 0)
-    ordered = getattr(loader, "in_order", True)
-    return count if isinstance(count, int) and count > 0 and ordered else 0
+        owner._end_epoch(EpochWait(batches, elapsed_s, first_s, wait_s), whole=whole)
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:

@@ -34,6 +34,13 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def parse_share(text: str) -> float | None:
+    """Return the fraction that a share such as ``"50%"`` is, from 0 to 1; None for other texts."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
+    fraction = float(match[1]) / 100 if match else 2.0
+    return fraction if fraction <= 1 else None
+
+
 def format_seconds(seconds: float) -> str:
     """Return a time as text for people, such as ``"2.5 min"``."""
     for unit, unit_s in (("h", 3600), ("min", 60), ("s", 1)):

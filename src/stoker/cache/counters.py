@@ -33,7 +33,7 @@ _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
 # Whether the check for random items has passed. The last column, so that counts can be added.
 _CHECKED = _WIDTH - 1
 # Positions in the head, for the whole store.
-FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, _, HAS_WARNED, DATA_NS = range(1, 10)
+FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, _, _, DATA_NS = range(1, 10)
 # For a cache over several nodes. NEWEST_NS: when the newest member joined that the cache server
 # knows of.
 MEMBERS, MEMBERS_ALIVE, MAP_VERSION, NEWEST_NS = range(10, 14)

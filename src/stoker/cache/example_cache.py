@@ -18,7 +18,7 @@ from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck
-from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
@@ -273,17 +273,6 @@ class ExampleCache:
             return False
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
-    def claim_warning(self, admitted: int) -> bool:
-        """True if this process should warn: once per store, and only if no other user fills it."""
-        handle = self._open_handle()
-        if handle is None:
-            return False
-        head = handle.store.counters.head
-        if head[HAS_WARNED] or head[ITEMS] > admitted:
-            return False
-        head[HAS_WARNED] = 1
-        return True
-
     def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
         """Check, before the first item enters the store, that items are not random.
 
@@ -303,19 +292,18 @@ class ExampleCache:
             self._random_check.run(what, value, read_again)
             counters.record_check(self._user)
 
-    def offer(self, key: bytes, value: Any, file: str | None = None) -> None:
+    def offer(self, key: bytes, value: Any) -> None:
         """Offer an item; if there is room, another thread writes it later.
 
         Args:
             key: the item's key.
             value: the item.
-            file: a local file that the page cache may drop once the item is written.
 
         Raises TypeError for values that cannot be stored.
         """
         record = encode(value)
         size = sum(map(len, record))
-        if self._enter(StoredItem(key, record, size, self._user, file, self._chain)):
+        if self._enter(StoredItem(key, record, size, self._user, self._chain)):
             # The writer corrects the count if the item does not fit.
             self.count(admitted=1, admitted_bytes=size)
         else:
@@ -400,31 +388,14 @@ class ExampleCache:
 
     def _join_or_make(self) -> store_dir.StoreDir | None:
         """Join or make the store's folder; None if there is no room for a store."""
-        folder = self.folder
-        if self.in_memory:
-            location.make_memory_folder()
-        inventory.sweep(folder)
-        join = functools.partial(
-            store_dir.join,
-            folder,
-            describes=self.describes,
-            temporary=self.temporary,
+        found, is_new = inventory.join_or_make(
+            self.folder, self._limit_to_make, describes=self.describes, temporary=self.temporary
         )
-        try:
-            found = join(limit_bytes=None)
-            if found is not None:
-                return found
-            limit_bytes = location.resolve_limit(
-                self._limit_to_make, folder, in_memory=self.in_memory
+        if found is None:
+            warn(
+                f"{os.path.dirname(self.folder)} has no room for a cache: the run continues "
+                "without it",
+                CacheWarning,
             )
-            if not limit_bytes:
-                warn(
-                    f"{os.path.dirname(folder)} has no room for a cache: the run continues without "
-                    "it",
-                    CacheWarning,
-                )
-                return None
-            self._has_compared_size = True
-            return join(limit_bytes=limit_bytes)
-        except OSError as error:
-            raise location.cannot_make(folder, error, in_memory=self.in_memory) from error
+        self._has_compared_size |= is_new
+        return found

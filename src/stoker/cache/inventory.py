@@ -1,8 +1,9 @@
-"""The inventory of this user's stores: finds, sweeps, removes and shows them (``stoker cache``)."""
+"""The inventory of this user's stores: opens, finds, sweeps, removes and shows them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from typing import NamedTuple
@@ -19,8 +20,9 @@ from stoker.cache.counters import (
     read_head,
 )
 from stoker.cache.folder import CacheFolder
+from stoker.cache.location import Limit
 from stoker.cache.store import COUNTERS
-from stoker.cache.store_dir import StoreMeta
+from stoker.cache.store_dir import StoreDir, StoreMeta
 from stoker.errors import CacheError
 
 _STATES = {
@@ -86,6 +88,33 @@ def sweep(*paths: str) -> list[str]:
         with contextlib.suppress(OSError):
             store_dir.sweep(parent)
     return swept
+
+
+def join_or_make(
+    path: str, limit: Limit, *, describes: str, temporary: bool
+) -> tuple[StoreDir | None, bool]:
+    """Join a store, or make it; return it, and whether it is new. None: there is no room for it.
+
+    Args:
+        path: the store's folder.
+        limit: the size of a new store.
+        describes, temporary: properties of a new store.
+
+    Raises CacheError if no store can be made.
+    """
+    in_memory = location.is_in_memory(path)
+    if in_memory:
+        location.make_memory_folder()
+    sweep(path)
+    join = functools.partial(store_dir.join, path, describes=describes, temporary=temporary)
+    try:
+        found = join(limit_bytes=None)
+        if found is not None:
+            return found, False
+        limit_bytes = location.resolve_limit(limit, path, in_memory=in_memory)
+        return (join(limit_bytes=limit_bytes), True) if limit_bytes else (None, False)
+    except OSError as error:
+        raise location.cannot_make(path, error, in_memory=in_memory) from error
 
 
 def remove(path: str) -> None:

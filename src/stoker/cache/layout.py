@@ -49,8 +49,6 @@ class StoredItem(NamedTuple):
     """The total size of the pieces."""
     user: tuple[int, int]
     """The user that offers it."""
-    file: str | None = None
-    """A local file that the page cache may drop once the item is stored."""
     chain: bytes = b""
     """The digest of the chain whose totals count it; b"" for none."""
 
@@ -121,11 +119,6 @@ def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
 def chain_totals(txn: Any, chain: bytes) -> tuple[int, int]:
     """Return the number of a chain's items, and their bytes."""
     return _CHAIN_TOTALS.unpack(txn.get(b"t" + chain) or bytes(_CHAIN_TOTALS.size))
-
-
-def list_keys(txn: Any) -> list[bytes]:
-    keys = txn.cursor().iternext(values=False)
-    return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 
 
 def _read_totals(txn: Any) -> tuple[int, int, int]:

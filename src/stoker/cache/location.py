@@ -14,7 +14,7 @@ import xxhash
 
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes
-from stoker.basics.validate import is_number, is_whole_number
+from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.cache.folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES
@@ -36,7 +36,8 @@ _MEMORY_REMEDY = (
 )
 _DISK_REMEDY = "Give path= on a local disk with free space to which this user may write"
 
-Limit = int | float | str
+Limit = int | str
+"""Bytes, a share of memory or of the disk such as ``"50%"``, or ``"auto"``."""
 
 
 def memory_folder() -> str:
@@ -130,20 +131,26 @@ def list_stores() -> list[str]:
 
 
 def parse_limit(limit: object) -> Limit:
-    """Check and parse ``limit=``. Raises TypeError or ValueError, with examples."""
+    """Check and parse ``limit=``: return bytes, a share such as ``"50%"``, or ``"auto"``.
+
+    Raises TypeError or ValueError, with examples.
+    """
     if isinstance(limit, str):
-        size: Limit = limit if limit == "auto" else resources.parse_bytes(limit)
-    elif is_number(limit):
-        size = int(limit) if is_whole_number(limit) else float(limit)
+        if limit == "auto" or resources.parse_share(limit):
+            return limit
+        size = resources.parse_bytes(limit)
+    elif is_whole_number(limit):
+        size = int(limit)
     else:
         raise TypeError(
-            "a cache's limit must be a size such as '64GiB', a fraction of memory such as 0.5, or "
-            f"'auto', not {limit!r}"
+            "a cache's limit is a size in bytes or as text ('64GiB'), a share of memory as text "
+            f"('50%'), or 'auto', not {limit!r}"
         )
-    if isinstance(size, float) and not 0 < size <= 1:
-        raise ValueError(f"limit={limit!r}: a fraction of memory must be above 0.0, at most 1.0")
-    if isinstance(size, int) and size < LEAST_BYTES:
-        raise ValueError(f"limit={limit!r}: a cache needs at least {format_bytes(LEAST_BYTES)}")
+    if size < LEAST_BYTES:
+        raise ValueError(
+            f"limit={limit!r}: a cache needs at least {format_bytes(LEAST_BYTES)}. Write a size "
+            "such as '8GiB', or a share of memory such as '50%'"
+        )
     return size
 
 
@@ -166,7 +173,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
             size = free
             _warn_small(f"of {format_bytes(max(0, size))}", usage.total, disk)
     else:
-        size = int(limit * total_usable) if isinstance(limit, float) else int(limit)
+        share = resources.parse_share(limit) if isinstance(limit, str) else None
+        size = int(limit) if share is None else int(share * total_usable)
         if size > room:
             actual, requested = format_bytes(max(0, room)), format_bytes(size)
             if in_memory and free < total_usable:

@@ -52,7 +52,6 @@ from stoker.cache.layout import (
     chain_totals,
     checksum_of,
     find_entry,
-    list_keys,
     put_items,
 )
 from stoker.errors import CacheError
@@ -214,42 +213,33 @@ class Store:
                 ``map``, and its key's number among ``keys``.
         """
         found: list[T | Missing] = []
-        with self._gate.door(), self._read_lock:
-            env: Any = None
-            try:
-                env = self._environment()
-                with env.begin(buffers=True) as txn:
-                    verified = self._verified
-                    for key in keys:
-                        entry = find_entry(txn, key)
-                        if entry is None:
-                            found.append(MISSING)
-                            continue
-                        number, checksum, record, place = entry
-                        is_verified = number < len(verified) and verified[number]
-                        if record is None or not (
-                            is_verified or self._verify(number, checksum, key, record)
-                        ):
-                            on_damage(f"item {key.hex()}")
-                            found.append(MISSING)
-                            continue
-                        if (
-                            read_at is not None
-                            and place is not None
-                            and (start := self._start(env, record, *place)) is not None
-                        ):
-                            found.append(read_at(record, start, len(found)))
-                        else:
-                            found.append(read(record))
-            except self._lmdb.ReadersFullError:
-                env.reader_check()  # frees the slots of killed processes
-            except (self._lmdb.Error, struct.error) as error:
-                what = self._describe(error)
-                if what in _NO_DESCRIPTORS:  # the store is not damaged
-                    raise CacheError(
-                        f"cannot open the cache: {resources.no_descriptors()}"
-                    ) from error
-                on_damage(what)
+
+        def look_up(env: Any, txn: Any) -> None:
+            verified = self._verified
+            for key in keys:
+                entry = find_entry(txn, key)
+                if entry is None:
+                    found.append(MISSING)
+                    continue
+                number, checksum, record, place = entry
+                is_verified = number < len(verified) and verified[number]
+                if record is None or not (
+                    is_verified or self._verify(number, checksum, key, record)
+                ):
+                    on_damage(f"item {key.hex()}")
+                    found.append(MISSING)
+                    continue
+                if (
+                    read_at is not None
+                    and place is not None
+                    and (start := self._start(env, record, *place)) is not None
+                ):
+                    found.append(read_at(record, start, len(found)))
+                else:
+                    found.append(read(record))
+
+        with self._read_lock:
+            self._read(look_up, on_damage)
         return found + [MISSING] * (len(keys) - len(found))
 
     def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
@@ -260,53 +250,55 @@ class Store:
         copies, since they share pages that LMDB rewrites.
         """
         found: list[tuple[int, bytes | memoryview] | None] = []
-        with self._gate.door(), self._read_lock:
+
+        def look_up(env: Any, txn: Any) -> None:
+            for key in keys:
+                entry = find_entry(txn, key)
+                record = None if entry is None else entry[2]
+                if entry is None or record is None:
+                    found.append(None)
+                else:
+                    is_alone = len(record) >= BLOCK_BYTES
+                    found.append((entry[1], record if is_alone else bytes(record)))
+
+        with self._read_lock:
+            self._read(look_up)
+        return found + [None] * (len(keys) - len(found))
+
+    def holds(self, keys: Sequence[bytes]) -> list[bool]:
+        found = self._read(lambda env, txn: [txn.get(key) is not None for key in keys])
+        return [False] * len(keys) if found is None else found
+
+    def totals_of(self, chain: bytes) -> tuple[int, int]:
+        """Return the number of a chain's items, and their bytes; zeros if it cannot be read."""
+        return self._read(lambda env, txn: chain_totals(txn, chain)) or (0, 0)
+
+    def _read(
+        self,
+        read: Callable[[Any, Any], T],
+        on_damage: Callable[[str], None] | None = None,
+    ) -> T | None:
+        """Return what ``read`` returns for the environment and a transaction; None if LMDB fails.
+
+        ``on_damage`` is told what is damaged; by default nobody is, since `get_many` reports it.
+        """
+        with self._gate.door():
             env: Any = None
             try:
                 env = self._environment()
                 with env.begin(buffers=True) as txn:
-                    for key in keys:
-                        entry = find_entry(txn, key)
-                        record = None if entry is None else entry[2]
-                        if entry is None or record is None:
-                            found.append(None)
-                        else:
-                            is_alone = len(record) >= BLOCK_BYTES
-                            found.append((entry[1], record if is_alone else bytes(record)))
+                    return read(env, txn)
             except self._lmdb.ReadersFullError:
-                env.reader_check()
-            except (self._lmdb.Error, struct.error):
-                pass  # `get_many` of this host's own readers reports damage
-        return found + [None] * (len(keys) - len(found))
-
-    def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        with self._gate.door():
-            try:
-                env = self._environment()
-                with env.begin(buffers=True) as txn:
-                    return [txn.get(key) is not None for key in keys]
-            except self._lmdb.ReadersFullError:
-                env.reader_check()
-            except self._lmdb.Error:
-                pass  # `get_many` reports damage
-        return [False] * len(keys)
-
-    def totals_of(self, chain: bytes) -> tuple[int, int]:
-        """Return the number of a chain's items, and their bytes; zeros if it cannot be read."""
-        with self._gate.door():
-            try:
-                env = self._environment()
-                with env.begin(buffers=True) as txn:
-                    return chain_totals(txn, chain)
-            except self._lmdb.ReadersFullError:
-                env.reader_check()
-            except (self._lmdb.Error, struct.error):
-                pass  # `get_many` reports damage
-        return 0, 0
-
-    def keys(self) -> list[bytes]:
-        with self._gate.door(), self._environment().begin() as txn:
-            return list_keys(txn)
+                env.reader_check()  # frees the slots of killed processes
+            except (self._lmdb.Error, struct.error) as error:
+                if on_damage is not None:
+                    what = self._describe(error)
+                    if what in _NO_DESCRIPTORS:  # the store is not damaged
+                        raise CacheError(
+                            f"cannot open the cache: {resources.no_descriptors()}"
+                        ) from error
+                    on_damage(what)
+        return None
 
     def ask_for(self, starts: Sequence[int], sizes: Sequence[int]) -> None:
         """Have records read from a disk before they are looked at; a start of 0 is none."""

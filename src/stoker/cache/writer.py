@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
 import threading
 import time
 from collections import deque
@@ -181,19 +178,4 @@ class Writer:
                 self._on_written(WriteResult(0, 0, batch))
                 return self._on_failure(error)
             else:
-                self._on_written(added)
-                return self._free_pages(batch)
-
-    def _free_pages(self, batch: list[StoredItem]) -> None:
-        """Drop the files of stored items from the page cache: they will not be read again."""
-        with_files = [item for item in batch if item.file is not None]
-        if not with_files:
-            return
-        is_stored = self._store.holds([item.key for item in with_files])
-        for item in itertools.compress(with_files, is_stored):
-            with contextlib.suppress(OSError):
-                descriptor = os.open(str(item.file), os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
+                return self._on_written(added)

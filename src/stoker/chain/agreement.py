@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.basics.fingerprint import spread
 from stoker.chain.chain import Chain
-from stoker.distributed.store_exchange import exchange_among, patience_s
+from stoker.distributed.store_exchange import answer_timeout_s, exchange_among
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.stages.stage import ChainStage
@@ -55,7 +55,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
             )
         return chain
     claim = _claim(chain, shard, place)
-    answer = group.answer(claim, _decide, chain.source.name, patience_s(long=long))
+    answer = group.answer(claim, _decide, chain.source.name, answer_timeout_s(long=long))
     if "differ" in answer:
         raise (StateError if answer["placed"] else ValueError)(answer["differ"])
     return chain.with_seed(int(answer["seed"])) if chain.is_seed_open else chain
@@ -74,7 +74,7 @@ def agree_epoch(chain: Chain, order: str, *, long: bool) -> None:
     group = exchange_among(chain.among) if order and chain.among else None
     if group is None:
         return
-    answer = group.answer(order, _same_order, chain.source.name, patience_s(long=long))
+    answer = group.answer(order, _same_order, chain.source.name, answer_timeout_s(long=long))
     if "differ" in answer:
         raise ValueError(answer["differ"])
 

@@ -26,7 +26,7 @@ from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
@@ -158,7 +158,7 @@ class Bookmark:
         return own if at.leg is None else at.leg.before + own
 
     @property
-    def _leg(self) -> Leg | None:
+    def _leg(self) -> EpochRest | None:
         """The leg of the current epoch, if other ranks began it."""
         run = self._run
         if run is not None and not run.closed:

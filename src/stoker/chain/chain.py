@@ -11,16 +11,16 @@ from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
 from stoker.engine.flow import Flow
 from stoker.engine.orders import Orders
-from stoker.engine.skip import RAISE, Budget, OnError, budget_of
+from stoker.engine.skip import RAISE, Budget, MaxErrors, budget_of
 from stoker.engine.work.step import RowStep
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
-from stoker.schedule.cuts import PlannedCuts
+from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Selection
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
@@ -67,16 +67,16 @@ class Chain:
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
     record: RunRecord | None = field(default=None, compare=False)
-    leg: Leg | None = field(default=None, compare=False)
+    leg: EpochRest | None = field(default=None, compare=False)
 
     @classmethod
-    def begin(cls, source: SourceBase, seed: Any, on_error: OnError = "raise") -> Chain:
+    def begin(cls, source: SourceBase, seed: Any, max_errors: MaxErrors = 0) -> Chain:
         """Return a chain without stages. Raises TypeError or ValueError for a wrong argument."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, not {seed}")
-        budget = budget_of(on_error)
+        budget = budget_of(max_errors)
         if seed is None:
             return cls(source, rng.draw_seed(), True, budget, is_seed_open=True)
         return cls(source, int(seed), False, budget)
@@ -223,7 +223,7 @@ class Chain:
         """Return this with data epochs that follow each other beneath its epochs."""
         return replace(self, flows=True)
 
-    def on_leg(self, leg: Leg | None) -> Chain:
+    def on_leg(self, leg: EpochRest | None) -> Chain:
         """Return this for the rest of an epoch that other ranks began; itself for a whole epoch."""
         if leg is None:
             return self
@@ -233,11 +233,11 @@ class Chain:
         return self._legs[leg]
 
     @cached_property
-    def _legs(self) -> dict[Leg, Chain]:
+    def _legs(self) -> dict[EpochRest, Chain]:
         """The chain of the last leg: the plan of its batches is made once."""
         return {}
 
-    def _make_on_leg(self, leg: Leg) -> Chain:
+    def _make_on_leg(self, leg: EpochRest) -> Chain:
         stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
         return replace(self, stages=stages, leg=leg)
 
@@ -429,7 +429,7 @@ class Chain:
         epochs may differ in their number."""
         return self.orders.rule is not None
 
-    def cuts(self, epoch: int) -> PlannedCuts | None:
+    def cuts(self, epoch: int) -> PlannedBounds | None:
         """Return the batches of this rank in an epoch, where they are planned.
 
         Raises TypeError before the seed is known, ValueError for an example larger than a batch.

@@ -20,8 +20,6 @@ from stoker.stats import Counts, Uses
 if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
 
-_OF_A_LOADER = ("dataset", "sampler", "batch_sampler", "collate_fn")
-
 
 class EpochApi(Generic[T]):
     """The methods and attributes of a pipeline about its epochs, position and states."""
@@ -102,16 +100,6 @@ class EpochApi(Generic[T]):
             needs = "as_dataloader() needs PyTorch: pip install 'stoker[torch]'"
             raise ImportError(needs) from error
         return PipelineLoader(self)
-
-    if not TYPE_CHECKING:  # else any name would be right for a type checker
-
-        def __getattr__(self, name):
-            """Name ``as_dataloader()`` to what looks for the parts of a ``DataLoader``."""
-            if name in _OF_A_LOADER:
-                raise AttributeError(
-                    f"a pipeline has no {name}: pipeline.as_dataloader() has what frameworks want"
-                )
-            return object.__getattribute__(self, name)  # raises again what a property raised
 
     @property
     def epoch(self) -> int:

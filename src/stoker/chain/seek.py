@@ -20,8 +20,8 @@ from stoker.echoing.stage import DEFAULT_POOL_BATCHES, pool_key
 from stoker.echoing.stream import PoolStart
 from stoker.engine.checkpoint import PoolSize, Position
 from stoker.errors import StateError
-from stoker.schedule.cuts import EvenCuts
-from stoker.schedule.leg import Leg, UnreadRanges, deal_held
+from stoker.schedule.batch_bounds import FixedBatches
+from stoker.schedule.epoch_rest import EpochRest, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
@@ -50,7 +50,7 @@ def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
     if not number or not can_jump(chain):
         return None, number
     number = min(number, chain.count_of_data_epoch(epoch))
-    cuts = chain.cuts(epoch) or EvenCuts(chain.batch_size)
+    cuts = chain.cuts(epoch) or FixedBatches(chain.batch_size)
     examples = min(cuts.start(number), chain.examples(epoch))
     return Position(number, examples, examples), 0
 
@@ -302,12 +302,12 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     return Position(order=at.order, leg=leg)
 
 
-def _leg_behind(at: Position, world: int, rest: UnreadRanges, before: Counts) -> Leg:
+def _leg_behind(at: Position, world: int, rest: UnreadRanges, before: Counts) -> EpochRest:
     """Return the leg behind a position of ``world`` ranks; ``before``: the counts of that leg."""
     was, batches = at.leg, world * at.yielded
     if was is None:
-        return Leg(world, rest, before, batches)
-    return Leg(was.begun_by, rest, was.before + before, was.batches + batches)
+        return EpochRest(world, rest, before, batches)
+    return EpochRest(was.begun_by, rest, was.before + before, was.batches + batches)
 
 
 def _in_turns(
@@ -335,7 +335,7 @@ def _places_of(loaded: Loaded, ranges: Sequence[tuple[int, int]]) -> list[NDArra
     return [as_array(indexed.places_of(range(*each), row, epoch)) for each in ranges]
 
 
-def _over(leg: Leg | None) -> NDArray[np.int64]:
+def _over(leg: EpochRest | None) -> NDArray[np.int64]:
     """Return the places that a leg deals to nobody."""
     return np.empty(0, np.int64) if leg is None else leg.over
 

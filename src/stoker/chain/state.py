@@ -29,7 +29,7 @@ from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Cut
 from stoker.stats import Counts
 
@@ -219,7 +219,7 @@ def _on_leg(state: dict[str, Any], by: Chain) -> Chain:
             places = end = 0  # of a stream, none is listed
         else:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
-        leg = Leg.from_json(state["leg"], world, places, end, most)
+        leg = EpochRest.from_json(state["leg"], world, places, end, most)
         if (leg.offsets or leg.sequences) and not by.packs:
             raise ValueError("packed sequences are in it, and this pipeline packs none")
         if indexed is None and (leg.held is not None or len(leg.over)):
@@ -330,7 +330,7 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-def _check_iterated(flow: Flow, yielded: int, nested: bool, leg: Leg | None) -> None:
+def _check_iterated(flow: Flow, yielded: int, nested: bool, leg: EpochRest | None) -> None:
     """Check a position over a loader or a stream: its own state is all there is."""
     selection = flow.orders.selection
     if nested and not flow.source.takes_state:

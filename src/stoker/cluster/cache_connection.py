@@ -64,13 +64,12 @@ class CacheConnection:
         insecure: bool = False,
     ) -> None:
         self._address = address
-        self._count = 0
         try:
             secret = Secret.of_host(token, insecure=insecure)
             self._link = Link.connect(address, secret, protocol.PURPOSE, timeout_s=DEADLINE_S)
         except TokenError as error:
             raise LinkRefused(str(error)) from error
-        hello = protocol.CacheHello(0, spec, newest_ns)
+        hello = protocol.CacheHello(spec, newest_ns)
         reply, _ = self._request(
             hello, (), DEADLINE_S, (protocol.CacheWelcome, protocol.SpecDiffers)
         )
@@ -89,7 +88,7 @@ class CacheConnection:
         found: list[Record | None] = []
         while len(found) < len(keys):
             chunk = keys[len(found) : len(found) + protocol.MAX_KEYS]
-            request = protocol.GetRequest(self._number(), b"".join(chunk))
+            request = protocol.GetRequest(b"".join(chunk))
             reply, body = self._request(request, (), DEADLINE_S, (protocol.GetReply,))
             assert isinstance(reply, protocol.GetReply)
             if not 0 < len(reply.sizes) == len(reply.checksums) <= len(chunk):
@@ -106,7 +105,6 @@ class CacheConnection:
     def put(self, records: Sequence[Record]) -> protocol.PutReply:
         """Send items; they are stored when the call returns. Raises LinkError."""
         request = protocol.PutRequest(
-            self._number(),
             b"".join(record.key for record in records),
             [len(record.data) for record in records],
             [record.checksum for record in records],
@@ -122,10 +120,6 @@ class CacheConnection:
         """End the connection, from any thread."""
         self._link.close()
 
-    def _number(self) -> int:
-        self._count += 1
-        return self._count
-
     def _request(
         self,
         request: protocol.Request,
@@ -139,7 +133,7 @@ class CacheConnection:
             reply = protocol.decode_reply(header)
         except (EOFError, OSError) as error:
             raise self._fail(str(error)) from error
-        if reply.id != request.id or not isinstance(reply, expected):
+        if not isinstance(reply, expected):
             raise self._fail("it answers another request")
         return reply, body
 

@@ -1,7 +1,7 @@
 """The protocol between clients and a cache server: message types, checked as they are decoded.
 
 A message is the header of a frame. Items travel in the frame's body in the store's format, one
-after another; nothing is unpickled. Each request gets one reply, with the request's number.
+after another; nothing is unpickled. A client waits for the reply to each request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class CacheHello(msgspec.Struct, tag="hello", frozen=True):
     The cache server passes the news on to the processes of its host.
     """
 
-    id: Count
     spec: CacheSpec
     newest_ns: Count
     """When the newest member that the client knows joined (``Member.joined_ns``)."""
@@ -43,7 +42,6 @@ class CacheHello(msgspec.Struct, tag="hello", frozen=True):
 class CacheWelcome(msgspec.Struct, tag="met", frozen=True):
     """The reply if the cache server holds the same cache."""
 
-    id: Count
     boot: str
     """The boot id of the cache server's machine."""
     folder: str
@@ -57,14 +55,12 @@ class CacheWelcome(msgspec.Struct, tag="met", frozen=True):
 class SpecDiffers(msgspec.Struct, tag="differs", frozen=True):
     """The reply if the cache server holds another cache."""
 
-    id: Count
     differences: str
 
 
 class GetRequest(msgspec.Struct, tag="get", frozen=True):
     """Requests items; ``keys`` holds their keys, one after another."""
 
-    id: Count
     keys: bytes
 
 
@@ -74,7 +70,6 @@ class GetReply(msgspec.Struct, tag="got", frozen=True):
     If the reply would be too large, it ends early, and the client requests the rest again.
     """
 
-    id: Count
     sizes: list[Size]
     checksums: list[Checksum]
 
@@ -82,7 +77,6 @@ class GetReply(msgspec.Struct, tag="got", frozen=True):
 class PutRequest(msgspec.Struct, tag="put", frozen=True):
     """Sends items to store; they are in the body."""
 
-    id: Count
     keys: bytes
     sizes: list[Size]
     checksums: list[Checksum]
@@ -91,7 +85,6 @@ class PutRequest(msgspec.Struct, tag="put", frozen=True):
 class PutReply(msgspec.Struct, tag="stored", frozen=True):
     """The reply to ``PutRequest``."""
 
-    id: Count
     refused: list[Count]
     """The positions of refused items in the request."""
     is_full: bool
@@ -110,18 +103,19 @@ T = TypeVar("T")
 
 def decode_request(header: bytes) -> Request:
     """Decode a request. Raises LinkError for an invalid one."""
-    try:
-        return _requests.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"a request to a cache server is invalid: {error}") from error
+    return _decode(_requests, header)
 
 
 def decode_reply(header: bytes) -> Reply:
     """Decode a reply. Raises LinkError for an invalid one."""
+    return _decode(_replies, header)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes) -> T:
     try:
-        return _replies.decode(header)
+        return decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"a cache server's reply is invalid: {error}") from error
+        raise LinkError(f"a message is invalid: {error}") from error
 
 
 def split_keys(keys: bytes) -> list[bytes]:

@@ -10,7 +10,6 @@ one is refused.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -100,12 +99,11 @@ class CacheServer:
             raise LinkError(f"{link.peer} did not send its specification first")
         differences = self._check_spec(hello)
         if differences:
-            link.send(protocol.encode(protocol.SpecDiffers(hello.id, differences)))
+            link.send(protocol.encode(protocol.SpecDiffers(differences)))
             return
         link.send(
             protocol.encode(
                 protocol.CacheWelcome(
-                    hello.id,
                     boot_id(),
                     self.folder,
                     self.limit_bytes,
@@ -157,7 +155,7 @@ class CacheServer:
             checksums.append(checksum)
             parts.append(record)
             total += len(record)
-        link.send(protocol.encode(protocol.GetReply(request.id, sizes, checksums)), *parts)
+        link.send(protocol.encode(protocol.GetReply(sizes, checksums)), *parts)
 
     def _put(self, link: Link, request: protocol.PutRequest, body: memoryview) -> None:
         keys = protocol.split_keys(request.keys)
@@ -172,7 +170,7 @@ class CacheServer:
         self._add(items)
         held = self._store.holds(keys)
         refused = [index for index, is_held in enumerate(held) if not is_held]
-        link.send(protocol.encode(protocol.PutReply(request.id, refused, self._store.is_full)))
+        link.send(protocol.encode(protocol.PutReply(refused, self._store.is_full)))
 
     def _add(self, items: list[StoredItem]) -> None:
         while not self._store.is_full:
@@ -200,27 +198,14 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
         path = os.path.join(location.make_memory_folder(), name)
     else:
         path = location.local_folder(folder)
-    in_memory = location.is_in_memory(path)
-    inventory.sweep(path)
-    join = functools.partial(
-        store_dir.join,
-        path,
-        describes=f"a cache server's part ({address})",
-        temporary=in_memory,
-    )
 
     def join_or_make() -> store_dir.StoreDir | None:
-        found = join(limit_bytes=None)
-        if found is None:
-            limit_bytes = location.resolve_limit(limit, path, in_memory=in_memory)
-            found = join(limit_bytes=limit_bytes) if limit_bytes else None
-        return found
+        describes = f"a cache server's part ({address})"
+        temporary = location.is_in_memory(path)
+        return inventory.join_or_make(path, limit, describes=describes, temporary=temporary)[0]
 
-    try:
-        with HANDLES.lock:
-            found = HANDLES.get(path, join_or_make)
-    except OSError as error:
-        raise location.cannot_make(path, error, in_memory=in_memory) from error
+    with HANDLES.lock:
+        found = HANDLES.get(path, join_or_make)
     if found is None:
         raise CacheError(
             f"{os.path.dirname(path)} has no room for a cache: free some space there, or choose "

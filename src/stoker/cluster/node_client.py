@@ -24,6 +24,9 @@ from stoker.basics.future import start_thread
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import warn
+from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
+from stoker.cache.handles import Handle
+from stoker.cache.layout import StoredItem
 from stoker.cache.writer import BatchQueue
 from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
@@ -50,6 +53,53 @@ LOCAL = "local"
 """In place of a member: the store on this host."""
 
 
+class LocalStore:
+    """The store on this host, for a client of the other members.
+
+    It refers to the handle, not to the cache: the cache's finalizer closes the client.
+
+    Args:
+        handle: the open store.
+        user: whose counts it corrects.
+        keeps_items: whether it is a member's; else it has the counts alone.
+    """
+
+    def __init__(self, handle: Handle, user: tuple[int, int], *, keeps_items: bool) -> None:
+        self._handle = handle
+        self._counters = handle.store.counters
+        self._user = user
+        self._keeps_items = keeps_items
+
+    @property
+    def has_room(self) -> bool:
+        if not self._keeps_items or not self._handle.is_alive or self._handle.store.is_full:
+            return False
+        return not self._counters.head[DAMAGED]
+
+    @property
+    def heard_of_ns(self) -> int:
+        """When the newest member joined of which this host's cache server has heard."""
+        return int(self._counters.head[NEWEST_NS]) if self._handle.is_alive else 0
+
+    def offer(self, record: Record) -> bool:
+        """Queue an item to be stored; False if the queue is full."""
+        item = StoredItem(record.key, [bytes(record.data)], len(record.data), self._user)
+        return self._handle.is_alive and self._handle.writer.offer(item)
+
+    def count_refused(self, records: Sequence[Record]) -> None:
+        """Count items as refused that were counted as admitted, but that no member has stored."""
+        if self._handle.is_alive:
+            count, size = len(records), sum(len(record.data) for record in records)
+            self._counters.add(
+                self._user, admitted=-count, admitted_bytes=-size, refused=count, refused_bytes=size
+            )
+
+    def note_members(self, members: int, alive: int, version: int) -> None:
+        if self._handle.is_alive:
+            head = self._counters.head
+            head[MEMBERS], head[MEMBERS_ALIVE], head[MAP_VERSION] = members, alive, version
+
+
 class NodeClient:
     """The other members of a cluster, for one process.
 
@@ -58,34 +108,15 @@ class NodeClient:
     Args:
         membership: lists the members.
         spec: the specification of this process's cache.
-        local_has_room: returns whether this host's store has room.
-        store_locally: stores an item on this host.
-        on_refused: called with items that `put` accepted and no member stored.
-        on_change: called with the number of members, the number that answer, and the map's version.
-        heard_of_ns: returns when the newest member joined of which this host's cache server has
-            heard.
+        local: this host's store.
 
     Raises SpecRefused if a member holds another cache.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        spec: CacheSpec,
-        *,
-        local_has_room: Callable[[], bool],
-        store_locally: Callable[[Record], None],
-        on_refused: Callable[[Sequence[Record]], None],
-        on_change: Callable[[int, int, int], None],
-        heard_of_ns: Callable[[], int],
-    ) -> None:
+    def __init__(self, membership: Membership, spec: CacheSpec, local: LocalStore) -> None:
         self._membership = membership
         self._spec = spec
-        self._local_has_room = local_has_room
-        self._store_locally = store_locally
-        self._on_refused = on_refused
-        self._on_change = on_change
-        self._heard_of_ns = heard_of_ns
+        self.local = local
         self._owner = OwningProcess()
         self._lock = threading.RLock()  # guards all below, but for the membership
         self._changed = threading.Condition(self._lock)  # notified when there is other work
@@ -118,7 +149,7 @@ class NodeClient:
     @property
     def has_room(self) -> bool:
         """True if this host's store, or any live member's, has room."""
-        return self._local_has_room() or any(
+        return self.local.has_room or any(
             node.is_alive and not node.is_full for node in self._map.others
         )
 
@@ -137,7 +168,7 @@ class NodeClient:
                 node = members.nodes[number]
                 if members.owners.members[number].name == before:
                     return None
-                if node is None and self._local_has_room():
+                if node is None and self.local.has_room:
                     return LOCAL
                 if node is not None and node.is_alive and not node.is_full:
                     return node
@@ -156,7 +187,7 @@ class NodeClient:
 
         ``on_missing`` is called by another thread with the keys that no member has.
         """
-        if self._heard_of_ns() > max(self._map.newest_ns, self._looked_for_ns):
+        if self.local.heard_of_ns > max(self._map.newest_ns, self._looked_for_ns):
             self._look_for_newest()
         pending = PendingGet(keys, on_missing)
         self._route(QueuedGet(pending, list(dict.fromkeys(keys)), frozenset()))
@@ -298,10 +329,10 @@ class NodeClient:
             if isinstance(store, RemoteNode):
                 refused += self._send_to(store, its_records)
             elif store == LOCAL:
-                for record in its_records:
-                    self._store_locally(record)
+                lost = [record for record in its_records if not self.local.offer(record)]
+                self.local.count_refused(lost)
             else:
-                self._on_refused(its_records)
+                self.local.count_refused(its_records)
         if refused:
             self._send_to_owners(refused)
 
@@ -318,7 +349,7 @@ class NodeClient:
         refused = [records[at] for at in stored.refused]
         if stored.is_full:
             return refused
-        self._on_refused(refused)
+        self.local.count_refused(refused)
         return []
 
     # -- members
@@ -345,7 +376,7 @@ class NodeClient:
     def _look_for_newest(self) -> None:
         """Look for a member of which this host has heard; once, as it may have gone again."""
         with self._following:
-            heard_of_ns = self._heard_of_ns()
+            heard_of_ns = self.local.heard_of_ns
             if heard_of_ns <= max(self._map.newest_ns, self._looked_for_ns):
                 return  # another thread has looked meanwhile
             self._follow_members(at_once=True)
@@ -434,9 +465,8 @@ class NodeClient:
         self._report()
 
     def _report(self) -> None:
-        """Call ``on_change`` with the current numbers."""
         alive_count = sum(map(_is_alive, self._map.nodes))
-        self._on_change(len(self._map.nodes), alive_count, self._map.owners.version)
+        self.local.note_members(len(self._map.nodes), alive_count, self._map.owners.version)
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:

@@ -1,23 +1,15 @@
-"""Which node keeps which example.
+"""Which node keeps which example: weighted rendezvous hashing (Thaler and Ravishankar 1998).
 
-The method is weighted rendezvous hashing over slots with a bounded load.
-
-The numbers of examples are spread over ``SLOTS`` slots. For each slot every member draws a number
-whose smallness is by chance and grows with the member's weight, and the smallest wins. So a member
-that comes or goes moves only what it gains or had. No member has more than ``21/20`` of the slots
-that its weight calls for: where more would win, those of its slots in which it won by the largest
-number go to the next in their own order. (Slots propose, members hold on to the best: the outcome
-depends on no order, and changes little when members change.)
-
-Everything is computed in integers, so that all nodes that know the same members make the same map,
-whatever their processors and libraries.
+The numbers of examples are spread over ``SLOTS`` slots. In each slot every member draws a number,
+which is the smaller by chance the larger its weight, and the smallest draw wins. So a member that
+comes or goes moves only what it gains or had. Chance gives some members more than their weight
+calls for; when such a member is full, the next in the ranking takes its items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -27,18 +19,11 @@ import numpy.typing as npt
 # 65,536 slots: 256 KB a map, and with up to some hundred members each has hundreds of slots.
 _SLOT_BITS = 16
 SLOTS = 1 << _SLOT_BITS
-# 5 % more than fair. Simulated, 1,000 members: chance alone gives one 10.8 % more.
-_MOST_OF_FAIR = (21, 20)
 
 _Words = npt.NDArray[np.uint64]
 
 # 2**64 over the golden ratio: neighbours come far apart.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-# Fractional bits of a logarithm: with six before the point, half of a 64-bit word is left for a
-# member's divisor.
-_LOG_BITS = 26
-# Of a logarithm's table: 8 KB; a line between entries is exact to 2**-22 or better.
-_TABLE_BITS = 10
 
 
 @dataclass(frozen=True)
@@ -74,12 +59,8 @@ class OwnerMap:
         self.version = version
         names = (blake2b(member.name.encode(), digest_size=8).digest() for member in members)
         self._seeds: _Words = np.array([int.from_bytes(n, "little") for n in names], np.uint64)
-        most = max((member.weight_bytes for member in members), default=1)
-        # The draws are divided by the weights: 16 bits behind the point, ratios to 2**15.
-        self._divisors: _Words = np.array(
-            [min((most << 16) // member.weight_bytes, (1 << 31)) for member in members], np.uint64
-        )
-        self._owners = self._bound_loads()
+        self._weights = np.array([member.weight_bytes for member in members], np.float64)
+        self._owners = self._find_owners()
 
     @staticmethod
     def of(members: Iterable[Member], version: int) -> OwnerMap:
@@ -107,51 +88,29 @@ class OwnerMap:
 
     def ranking(self, index: int) -> Sequence[int]:
         """Return all members by number: the owner of an example, then its successors."""
-        slot = _slot(index)
-        owner = int(self._owners[slot])
-        order = np.argsort(self._draws_for(np.array([slot], np.uint64))[0], kind="stable")
-        return [owner, *(int(member) for member in order if member != owner)]
+        slot = np.array([_slot(index)], np.uint64)
+        ranking: list[int] = np.argsort(self._draws(slot, slice(None)), kind="stable").tolist()
+        return ranking
 
-    def _draw(self, slots: _Words, member: int) -> _Words:
-        """Return a member's draws in slots: the smallest draw of all members wins; none is 0."""
+    def _draws(self, slots: _Words, member: int | slice) -> npt.NDArray[np.float64]:
+        """Return draws of a member in slots, or of all members in one: the smallest wins."""
         words = _mix_bits(slots * _SPREAD ^ self._seeds[member])
-        draws: _Words = _minus_log2(words) * self._divisors[member]
+        uniform = ((words >> np.uint64(11)) + 0.5) / 2.0**53
+        # Exponential, with the weight as the rate. Should a node's logarithm round otherwise, and
+        # change a winner (once in 10^9 maps), an item would be stored twice.
+        draws: npt.NDArray[np.float64] = -np.log(uniform) / self._weights[member]
         return draws
 
-    def _draws_for(self, slots: _Words) -> _Words:
-        """Return the draws of all members in slots, of shape [slots, members]."""
-        return np.stack([self._draw(slots, m) for m in range(len(self))], axis=1)
-
-    def _bound_loads(self) -> npt.NDArray[np.int32]:
+    def _find_owners(self) -> npt.NDArray[np.int32]:
         owners = np.zeros(SLOTS, np.int32)
-        if len(self) < 2:
-            return owners
         slots = np.arange(SLOTS, dtype=np.uint64)
-        smallest = self._draw(slots, 0)
-        for member in range(1, len(self)):
-            draw = self._draw(slots, member)
-            better = draw < smallest
+        smallest = np.full(SLOTS, np.inf)
+        for member in range(len(self)):
+            draws = self._draws(slots, member)
+            better = draws < smallest
             owners[better] = member
-            smallest[better] = draw[better]
-        limits = self._limits()
-        while True:
-            counts = np.bincount(owners, minlength=len(self))
-            if (counts <= limits).all():
-                return owners
-            order = np.lexsort((smallest, owners))
-            place = np.arange(SLOTS) - (np.cumsum(counts) - counts)[owners[order]]
-            refused = np.sort(order[place >= limits[owners[order]]])
-            # Each slot goes to its next member. Equal draws of two members do no harm.
-            draws = self._draws_for(refused.astype(np.uint64))
-            draws[draws <= smallest[refused, None]] = np.iinfo(np.uint64).max
-            owners[refused] = draws.argmin(axis=1)
-            smallest[refused] = draws.min(axis=1)
-
-    def _limits(self) -> npt.NDArray[np.int64]:
-        over, under = _MOST_OF_FAIR
-        total = sum(member.weight_bytes for member in self.members)
-        most = [-(-SLOTS * m.weight_bytes * over // (total * under)) for m in self.members]
-        return np.array(most, np.int64)
+            smallest[better] = draws[better]
+        return owners
 
 
 def _slot(index: int) -> int:
@@ -163,35 +122,3 @@ def _mix_bits(words: _Words) -> _Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
-
-
-def _minus_log2(words: _Words) -> _Words:
-    """-log2 of words as fractions of 2**64, with ``_LOG_BITS`` bits behind the point; at least 1.
-
-    52 bits of a word, which a float holds exactly, have their exponent in the float; a table with
-    a line between its entries gives the rest.
-    """
-    bits = ((words >> np.uint64(12)) | np.uint64(1)).astype(np.float64).view(np.uint64)
-    exponent = (bits >> np.uint64(52)) - np.uint64(1023)
-    entry = (bits >> np.uint64(52 - _TABLE_BITS)) & np.uint64((1 << _TABLE_BITS) - 1)
-    beyond = (bits >> np.uint64(52 - _TABLE_BITS - 16)) & np.uint64((1 << 16) - 1)
-    table = _logarithms()
-    low = table[entry]
-    fraction = low + ((table[entry + np.uint64(1)] - low) * beyond >> np.uint64(16))
-    logarithm = (exponent << np.uint64(_LOG_BITS)) + fraction
-    drawn: _Words = np.uint64(52 << _LOG_BITS) - logarithm + np.uint64(1)
-    return drawn
-
-
-@cache
-def _logarithms() -> _Words:
-    """log2(1 + i / 2**_TABLE_BITS), with ``_LOG_BITS`` bits behind the point: bit by bit."""
-    entries = 1 << _TABLE_BITS
-    x = np.arange(entries, 2 * entries, dtype=np.uint64) << np.uint64(31 - _TABLE_BITS)
-    logarithm = np.zeros(entries, np.uint64)
-    for _ in range(_LOG_BITS):
-        x = x * x >> np.uint64(31)
-        over = x >> np.uint64(32)
-        x >>= over
-        logarithm = logarithm << np.uint64(1) | over
-    return np.append(logarithm, np.uint64(1 << _LOG_BITS))

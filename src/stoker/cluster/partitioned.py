@@ -14,16 +14,16 @@ import xxhash
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.signals import finalize
 from stoker.cache import location
-from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
+from stoker.cache.counters import MAP_VERSION, MEMBERS, MEMBERS_ALIVE
 from stoker.cache.example_cache import ExampleCache
-from stoker.cache.handles import Handle, close_with_worker
+from stoker.cache.handles import close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
 from stoker.cluster.cache_connection import Record
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.membership import Membership
-from stoker.cluster.node_client import LOCAL, NodeClient
+from stoker.cluster.node_client import LOCAL, LocalStore, NodeClient
 from stoker.cluster.owners import OwnerMap
 from stoker.cluster.remote_node import Found, PendingGet, RemoteNode, key_of
 from stoker.errors import CacheError
@@ -284,11 +284,11 @@ class PartitionedCache(ExampleCache):
 
     def _send(self, target: RemoteNode | str, record: Record) -> bool:
         """Store an item at ``target``; False if the queue for it is full."""
-        handle, client = self._open_handle(), self._connected_client()
-        if handle is None or client is None:
+        client = self._connected_client()
+        if client is None:
             return False
         if target == LOCAL:
-            return handle.writer.offer(_to_stored_item(record, self._user))
+            return client.local.offer(record)
         return client.put(record)
 
     @property
@@ -336,58 +336,9 @@ class PartitionedCache(ExampleCache):
             raise CacheError("this process has not joined the cluster: open() was not called")
         with self._client_lock:
             if self._client is None or not self._client.is_current:
-                client = _connect(membership, self._spec, handle, self._user)
-                self._client = client
+                keeps_items = membership.local_member is not None
+                local = LocalStore(handle, self._user, keeps_items=keeps_items)
+                self._client = client = NodeClient(membership, self._spec, local)
                 finalize(self, client.close)
                 close_with_worker(client.close)
             return self._client
-
-
-def _to_stored_item(record: Record, user: tuple[int, int]) -> StoredItem:
-    return StoredItem(record.key, [bytes(record.data)], len(record.data), user)
-
-
-def _connect(
-    membership: Membership, spec: CacheSpec, handle: Handle, user: tuple[int, int]
-) -> NodeClient:
-    """Connect to the other members.
-
-    The callbacks refer to the handle, not to the cache: its finalizer closes the client.
-    """
-    store = handle.store
-    has_local_store = membership.local_member is not None
-
-    def has_room() -> bool:
-        if not has_local_store or not handle.is_alive or store.is_full:
-            return False
-        return not store.counters.head[DAMAGED]
-
-    def store_locally(record: Record) -> None:
-        if not handle.is_alive or not handle.writer.offer(_to_stored_item(record, user)):
-            refuse([record])
-
-    def refuse(records: Sequence[Record]) -> None:
-        size = sum(len(record.data) for record in records)
-        if handle.is_alive:
-            count = len(records)
-            store.counters.add(
-                user, admitted=-count, admitted_bytes=-size, refused=count, refused_bytes=size
-            )
-
-    def note(members: int, alive: int, version: int) -> None:
-        if handle.is_alive:
-            head = store.counters.head
-            head[MEMBERS], head[MEMBERS_ALIVE], head[MAP_VERSION] = members, alive, version
-
-    def heard_of_ns() -> int:
-        return int(store.counters.head[NEWEST_NS]) if handle.is_alive else 0
-
-    return NodeClient(
-        membership,
-        spec,
-        local_has_room=has_room,
-        store_locally=store_locally,
-        on_refused=refuse,
-        on_change=note,
-        heard_of_ns=heard_of_ns,
-    )

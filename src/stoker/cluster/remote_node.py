@@ -188,8 +188,7 @@ class MemberMap:
         """Return the members that owned an item before others joined, the last of them first.
 
         A member owned it at some time if all members that rank before it joined later. Of n members
-        that is so for about ln(n): the records in a random order. (The bound on a member's load is
-        left out: where it moves an item, the item may be read from storage once more.)
+        that is so for about ln(n): the records in a random order.
         """
         past: list[int] = []
         oldest_ns = self.newest_ns + 1

@@ -23,12 +23,13 @@ from stoker.cache.store_dir import boot_id
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.membership import Members, has_moved
 from stoker.cluster.owners import Member
+from stoker.distributed.store_exchange import RankExchange, TorchStore
 from stoker.errors import CacheError, StokerError
 from stoker.transport.address import join_address, local_host_towards
 from stoker.transport.secret import new_token
 
 WAIT_S = 300.0
-"""How long ranks wait for the cache servers of all hosts: the default timeout of torch's stores."""
+"""How long ranks wait for each other: the default timeout of torch's stores."""
 # How long to try to reach the store. It exists from the start or not at all, so without torchrun
 # the user sees the error soon. Chosen, not measured.
 _REACH_S = 15.0
@@ -43,7 +44,7 @@ class Start(msgspec.Struct):
 
     host: str
     token: bytes
-    limit: int | float | str
+    limit: int | str
     folder: str | None
     parent: int
     insecure: bool
@@ -97,31 +98,31 @@ def join(
             f"cluster='torchrun' needs a torchrun job, but {', '.join(missing)} is not set in the "
             "environment: start the script with torchrun"
         )
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    is_first_here = os.environ["LOCAL_RANK"] == "0"
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    hosts = int(os.environ.get("GROUP_WORLD_SIZE", int(os.environ["WORLD_SIZE"]) // ranks_here))
     host = int(os.environ.get("GROUP_RANK", rank // ranks_here))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _opened_count += 1
-    store = _reach_store()
-    prefix = f"stoker/cache/{attempt}/{_opened_count}"
+    name = f"stoker/cache/{attempt}/{_opened_count}"
+    ranks = RankExchange(TorchStore(_reach_store()), rank, range(world), name)
+    what = "a cache with cluster='torchrun'"
+    address = local_host_towards(os.environ["MASTER_ADDR"])
     try:
-        if rank == 0:
-            store.set(f"{prefix}/token", new_token().hex())
-        token = bytes.fromhex(store.get(f"{prefix}/token").decode())
-        if local_rank == 0:
-            address = _reachable_address(store, prefix, host, hosts)
+        met = ranks.answer({"host": host, "address": address}, _introduce, what, WAIT_S)
+        token, started = bytes.fromhex(met["token"]), None
+        if is_first_here:
+            if host == 0 and met["other"]:  # the master: its route to itself is the loopback
+                address = local_host_towards(met["other"])
             started = _start(Start(address, token, limit, path, os.getpid(), insecure))
-            store.set(f"{prefix}/{host}", msgspec.msgpack.encode(started))
-        entries = [
-            msgspec.msgpack.decode(store.get(f"{prefix}/{number}"), type=Started)
-            for number in range(hosts)
-        ]
-    except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
+        own = started and {"host": host, **msgspec.to_builtins(started)}
+        answers = ranks.answer(own, _list_started, what, WAIT_S)
+    except StokerError as error:
         raise CacheError(
-            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s. Open "
-            f"the same caches in the same order on every rank ({error})"
+            "the hosts of this job did not find each other's caches. Open the same caches in the "
+            f"same order on every rank ({error})"
         ) from error
+    entries = msgspec.convert(answers, list[Started], strict=False)
     for number, entry in enumerate(entries):
         if entry.error:
             raise CacheError(f"the cache server of host {number} did not start: {entry.error}")
@@ -147,22 +148,18 @@ def _reach_store() -> Any:
             f"the job's key-value store at {address}:{port} does not answer: start the script with "
             "torchrun, or call torch.distributed.init_process_group() before the first epoch"
         ) from error
-    store.set_timeout(timedelta(seconds=WAIT_S))
     return store
 
 
-def _reachable_address(store: Any, prefix: str, host: int, hosts: int) -> str:
-    """Return the address at which the other hosts can reach this one."""
-    master = os.environ["MASTER_ADDR"]
-    address = local_host_towards(master)
-    if hosts > 1 and host == 0:
-        # This host is the master, so its route to the master is the loopback. Use the route to
-        # host 1 instead.
-        store.set(f"{prefix}/from/0", address)
-        address = local_host_towards(store.get(f"{prefix}/from/1").decode())
-    elif host > 0:
-        store.set(f"{prefix}/from/{host}", address)
-    return address
+def _introduce(claims: dict[int, dict[str, Any]]) -> dict[str, str]:
+    """Return a new token, and the address of a host that is not the first."""
+    others = [claim["address"] for claim in claims.values() if claim["host"]]
+    return {"token": new_token().hex(), "other": others[0] if others else ""}
+
+
+def _list_started(claims: dict[int, dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return the cache servers in the order of their hosts."""
+    return sorted(filter(None, claims.values()), key=lambda claim: claim["host"])
 
 
 def _start(start: Start) -> Started:

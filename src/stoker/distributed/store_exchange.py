@@ -1,4 +1,4 @@
-"""Exchange between ranks before an epoch, over their job's key-value store.
+"""Exchange between ranks over their job's key-value store.
 
 Each rank writes its claim there. The first rank reads all claims and writes an answer, which all
 ranks read. So every other rank can name a missing rank, and no collective operation or accelerator
@@ -102,9 +102,11 @@ class RankExchange:
         store: their key-value store.
         rank: this process's rank.
         among: all ranks; the first of them decides.
+        name: what their keys begin with.
     """
 
-    def __init__(self, store: RankStore, rank: int, among: Sequence[int]) -> None:
+    def __init__(self, store: RankStore, rank: int, among: Sequence[int], name: str) -> None:
+        self._name = name
         self._store = store
         self._rank = rank
         self._among = among
@@ -127,8 +129,7 @@ class RankExchange:
     def _answer(
         self, claim: Any, decide: Callable[[dict[int, Any]], Any], what: str, wait_s: float
     ) -> Any:
-        store, first = self._store, self._among[0]
-        name = f"stoker/iter/{first}+{len(self._among)}"
+        store, first, name = self._store, self._among[0], self._name
         number = store.count(f"{name}/{self._rank}")
         store.put(f"{name}/{number}/{self._rank}", json.dumps(claim))
         answer = f"{name}/{number}/answer"
@@ -180,7 +181,8 @@ def exchange_among(among: Sequence[int]) -> RankExchange | None:
     if rank not in among or len(among) > world:
         return None
     store = _torch_store() if group is not None else _jax_store()
-    return None if store is None else RankExchange(store, rank, among)
+    name = f"stoker/iter/{among[0]}+{len(among)}"
+    return None if store is None else RankExchange(store, rank, among, name)
 
 
 def _torch_store() -> RankStore | None:
@@ -199,7 +201,7 @@ def _jax_store() -> RankStore | None:
     return None if client is None else JaxStore(client)
 
 
-def patience_s(*, long: bool) -> float:
+def answer_timeout_s(*, long: bool) -> float:
     """Return how many seconds ranks wait for each other.
 
     The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the

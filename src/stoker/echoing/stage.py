@@ -27,8 +27,8 @@ from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.factor import EvenUses, exact_factor
-from stoker.schedule.leg import Leg
 from stoker.schedule.pools.adaptive import (
     MOST_DISTANCE,
     MOST_FACTOR,
@@ -40,12 +40,12 @@ from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, firs
 
 Factor = float | Fraction | str
 """``"auto"``, or the mean uses of each fresh item, at least 1."""
-# docs/evidence.md: pools of 4, 16 and 64 batches bring 1.4, 2.2 and 1.9 before augmentation.
+# docs/evidence-method.md: pools of 4, 16 and 64 batches save 1.4, 2.2 and 1.9 before augmentation.
 DEFAULT_POOL_BATCHES = 16
 # Of usable memory: a pool of default size leaves nine tenths to the job. Chosen, not measured.
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
-# docs/evidence.md, batch echoing at B = 32: 4 saves few fresh examples (1.1, 1.2), 8 needs more of
-# them than no echo (0.72).
+# docs/evidence-method.md, batch echoing at B = 32: 4 saves few fresh examples (1.1, 1.2), 8 needs
+# more of them than no echo (0.72).
 DEFAULT_MAX_FACTOR = 4
 # docs/evidence.md, "How many uses": at R = 8, of examples before augmentation, 8 uses at most end
 # with a lower loss than 4 on three tasks; 16 are level with 8. At R = 4, 8 are no worse.
@@ -218,7 +218,7 @@ class Echo(StreamStage):
             "own"
         )
 
-    def on_leg(self, leg: Leg, rank: int) -> Echo:
+    def on_leg(self, leg: EpochRest, rank: int) -> Echo:
         """Return it with the uses that are left of the items that the pool holds at its begin."""
         if leg.held is None or self.counts is None:
             return self
@@ -410,7 +410,7 @@ def _choose_size(echo: Echo, context: StreamContext, stream: EchoStream[Any]) ->
         )  # fmt: skip
 
 
-def pool_key(seed: int, epoch: int, leg: Leg | None) -> NDArray[np.uint64]:
+def pool_key(seed: int, epoch: int, leg: EpochRest | None) -> NDArray[np.uint64]:
     """Return the key of a pool's draws; each leg of an epoch has another one."""
     steps = 0 if leg is None else leg.before.steps
     return rng.key(seed, epoch, rng.ECHO, steps)

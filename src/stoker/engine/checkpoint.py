@@ -28,8 +28,8 @@ import msgspec
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.work.step import Stack
 from stoker.errors import StateError
-from stoker.schedule.cuts import Cuts, EvenCuts, PlannedCuts
-from stoker.schedule.leg import Leg
+from stoker.schedule.batch_bounds import BatchBounds, FixedBatches, PlannedBounds
+from stoker.schedule.epoch_rest import EpochRest
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 """A number in a node."""
@@ -95,7 +95,7 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     order: str = ""
-    leg: Leg | None = None
+    leg: EpochRest | None = None
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Bounds:
     pool_group: int
     epoch: int
     carries_pool: bool
-    cuts: PlannedCuts | None = None
+    cuts: PlannedBounds | None = None
 
     def __post_init__(self) -> None:
         self.exact: int | None = self.most
@@ -190,9 +190,9 @@ class UpstreamRequest:
     again: frozenset[int] = frozenset()
     loaded: int = 0
 
-    def of_inputs(self, cuts: Cuts) -> UpstreamRequest:
+    def of_inputs(self, cuts: BatchBounds) -> UpstreamRequest:
         """Return the request to the inputs that these outputs are cut from."""
-        if cuts == EvenCuts(1):
+        if cuts == FixedBatches(1):
             return self
         start = cuts.start
         return UpstreamRequest(

@@ -39,8 +39,8 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.schedule.cuts import Cuts, EvenCuts
-from stoker.schedule.dealing import PaddedDeal, RankOrder
+from stoker.schedule.batch_bounds import BatchBounds, FixedBatches
+from stoker.schedule.sharding import EpochIndices, PaddedSharding
 from stoker.sources.source import Reader
 from stoker.stats import PartStats
 
@@ -84,13 +84,13 @@ class EpochStreams:
         self._reader: Reader | None = None
         self._lookups: Lookups | None = None
         self._worker_pools: list[WorkerPool] = []
-        self._order: RankOrder | None = None
-        self.padded: PaddedDeal | None = None
+        self._order: EpochIndices | None = None
+        self.padded: PaddedSharding | None = None
         self.mask: PaddingMask | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
         self._held: dict[int, list[list[SeededGenerator]]] = {}
-        self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by the number of epochs since
+        self._earlier: dict[int, tuple[Work, EpochIndices]] = {}  # by the number of epochs since
         self._stream: Any = None  # the last one so far
         self._depth = self._host_depths = 0
 
@@ -144,7 +144,7 @@ class EpochStreams:
         for layer in flow.layers:
             self._stream = layer.open(self._stream, self)
 
-    def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
+    def _work(self, segment: Segment, epoch: int, order: EpochIndices | None) -> Work:
         address = self._flow.address(segment.at, self._seed, epoch)
         return Work(segment, address, self._flow.indexed, order, self._held[segment.at])
 
@@ -227,9 +227,9 @@ class EpochStreams:
         is_sent = not part.on_device and self._setup.workers.sends(part)
         cost.whole = is_sent and bool(part.batch_maps or (part.batch and part.batch.collate))
 
-        def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
+        def stream_of(work: Work, depth: int, order: EpochIndices | None) -> SegmentStream:
             batch, reader = part.batch, work.fetcher.reader
-            cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
+            cuts: BatchBounds = FixedBatches(batch.n if batch is not None else 1)
             if batch is not None and orders.rule is not None:
                 cuts = orders.cuts(self._seed, self._epoch)
             runner = SegmentRunner(
@@ -280,7 +280,7 @@ class EpochStreams:
                 rest.callback(pool.shut)  # runs first
 
 
-def _index_before(orders: Mapping[int, RankOrder], examples: int, ordinal: int) -> int:
+def _index_before(orders: Mapping[int, EpochIndices], examples: int, ordinal: int) -> int:
     """Return the index of a fresh example of an earlier epoch; its ordinal is below 0.
 
     Args:

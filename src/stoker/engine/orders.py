@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stoker.engine.work.address import WorkAddress
-from stoker.schedule.batch_plan import BatchRule, PlannedDeal
-from stoker.schedule.cuts import PlannedCuts
-from stoker.schedule.dealing import RankOrder
+from stoker.schedule.batch_bounds import PlannedBounds
+from stoker.schedule.batch_plan import BatchRule, PlannedSharding
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource
 
 
@@ -29,7 +29,7 @@ class Orders:
     selection: Selection
     group: int
     rule: BatchRule | None = None
-    _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
+    _planned: dict[tuple[int, int], EpochIndices] = field(default_factory=dict, compare=False)
 
     @property
     def row(self) -> Selection:
@@ -42,7 +42,7 @@ class Orders:
         by_source = self.source is not None and self.source.changes_shares
         return self.selection.calls_user or by_source
 
-    def order(self, seed: int, epoch: int) -> RankOrder:
+    def order(self, seed: int, epoch: int) -> EpochIndices:
         """Return the order of an epoch of an indexed source, as this rank reads it.
 
         Batches that are planned are planned now; the plan of the last epoch is kept, unless a
@@ -70,15 +70,15 @@ class Orders:
         """Whether the plan of an epoch's batches is kept."""
         return (seed, epoch) in self._planned
 
-    def cuts(self, seed: int, epoch: int) -> PlannedCuts:
+    def cuts(self, seed: int, epoch: int) -> PlannedBounds:
         """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
         return self.planned_deal(seed, epoch).cuts
 
-    def planned_deal(self, seed: int, epoch: int) -> PlannedDeal:
+    def planned_deal(self, seed: int, epoch: int) -> PlannedSharding:
         """Return the deal of an epoch whose batches are planned."""
         assert self.rule is not None
         deal = self._by_rule(self.rule, seed, epoch).deal
-        assert isinstance(deal, PlannedDeal)
+        assert isinstance(deal, PlannedSharding)
         return deal
 
     def forget_planned(self) -> None:
@@ -86,7 +86,7 @@ class Orders:
         if self.calls_user:
             self._planned.clear()
 
-    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
+    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> EpochIndices:
         assert self.source is not None
         known = self._planned.get((seed, epoch))
         if known is not None:
@@ -94,8 +94,8 @@ class Orders:
         whole = self.source.order(self.row, seed, epoch)
         leg, parts = self.selection.leg, self.source.parts_count
         first = 0 if leg is None else leg.rest.first or 0
-        deal = PlannedDeal(whole, rule, seed, epoch, *self._rank_world, parts, first)
-        order = RankOrder(whole.order, deal, deal.cuts.examples)
+        deal = PlannedSharding(whole, rule, seed, epoch, *self._rank_world, parts, first)
+        order = EpochIndices(whole.order, deal, deal.cuts.examples)
         order.digest = whole.digest
         self._planned.clear()
         self._planned[seed, epoch] = order

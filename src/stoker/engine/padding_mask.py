@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.errors import StageError
-from stoker.schedule.dealing import PaddedDeal
+from stoker.schedule.sharding import PaddedSharding
 
 
 class PaddingMask:
@@ -21,7 +21,7 @@ class PaddingMask:
         deal: says what is padding.
     """
 
-    def __init__(self, name: str, deal: PaddedDeal) -> None:
+    def __init__(self, name: str, deal: PaddedSharding) -> None:
         self._name = name
         self._deal = deal
 

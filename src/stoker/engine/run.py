@@ -26,7 +26,7 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
@@ -109,7 +109,7 @@ class Run:
         return self._streams.order_digest if self._flow.orders.calls_user else ""
 
     @property
-    def leg(self) -> Leg | None:
+    def leg(self) -> EpochRest | None:
         """The leg that this runs of an epoch that other ranks began; all counts begin with it."""
         return self._flow.orders.selection.leg
 

@@ -17,7 +17,7 @@ from stoker.engine.workers.make import KeptWorkers, Workers
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule.echo_record import RunRecord
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.sources.origin import SourceBase
 
 
@@ -84,7 +84,7 @@ class StreamContext:
         return setup.flow.address(self.layer.at, setup.seed, setup.epoch)
 
     @property
-    def leg(self) -> Leg | None:
+    def leg(self) -> EpochRest | None:
         """The leg of the epoch, if other ranks took it over; else None."""
         return self.setup.flow.orders.selection.leg
 

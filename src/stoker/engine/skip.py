@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from stoker.basics.validate import is_number
+from stoker.basics.resources import parse_share
+from stoker.basics.validate import is_whole_number
 
 LEAST_SEEN = 1_000
 """If the length of an epoch is not known, a fraction is taken of at least so many examples: else
 the first failure would already be 100 %."""
 
-OnError = str | int | float
-"""``"raise"``, or how many examples of an epoch may be skipped: a count, or a fraction."""
+MaxErrors = int | str
+"""How many examples of an epoch may be skipped: a number, or a share as text such as ``"1%"``."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +39,28 @@ class Budget:
     def __str__(self) -> str:
         if self.count is not None:
             return f"{self.count:,}"
-        return f"{self.fraction:.3g} of the examples" if self.fraction < 1 else "all examples"
+        return (
+            f"{100 * self.fraction:.3g}% of the examples" if self.fraction < 1 else "all examples"
+        )
 
 
 # The default: the first example that fails ends the epoch.
 RAISE = Budget(0)
 
 
-def budget_of(on_error: Any) -> Budget:
-    """Read ``on_error=``. Raises TypeError or ValueError for anything else than it takes."""
-    if isinstance(on_error, str):
-        if on_error == "raise":
-            return RAISE
-        raise ValueError(f"on_error= takes 'raise', a count or a fraction, not {on_error!r}")
-    if not is_number(on_error):
-        raise TypeError(
-            f"on_error= takes 'raise', or how many examples may be skipped in an epoch: a count "
-            f"such as 100, or a fraction such as 0.01; not {on_error!r}"
-        )
-    if isinstance(on_error, (int, np.integer)):
-        if on_error < 0:
-            raise ValueError(f"on_error= cannot skip {on_error} examples")
-        return Budget(int(on_error))
-    if not math.isfinite(on_error) or not 0 <= on_error <= 1:
-        raise ValueError(f"on_error={on_error!r}: a fraction lies between 0.0 and 1.0")
-    return Budget(None, float(on_error)) if on_error else RAISE
+def budget_of(max_errors: Any) -> Budget:
+    """Read ``max_errors=``. Raises TypeError or ValueError for anything else than it takes."""
+    if is_whole_number(max_errors):
+        if max_errors < 0:
+            raise ValueError(f"max_errors= cannot skip {max_errors} examples")
+        return Budget(int(max_errors))
+    says = (
+        "max_errors= is how many examples may be skipped in an epoch: a number such as 100, or a "
+        f'share as text such as "1%"; not {max_errors!r}'
+    )
+    if not isinstance(max_errors, str):
+        raise TypeError(says)
+    fraction = parse_share(max_errors)
+    if fraction is None:
+        raise ValueError(says)
+    return Budget(None, fraction) if fraction else RAISE

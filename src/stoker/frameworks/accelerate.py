@@ -79,6 +79,7 @@ class Accelerate(Framework):
         return AccelerateEpoch(epoch, state.GradientState())
 
     def mesh(self) -> Any:
+        """Return the device mesh that it has set up, or None."""
         state = _state()
         return None if state is None else state.AcceleratorState._shared_state.get("device_mesh")
 

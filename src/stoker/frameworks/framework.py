@@ -77,7 +77,7 @@ class EpochListener(Protocol):
 
 
 class Framework:
-    """A training framework. By default it needs nothing of a pipeline.
+    """A training framework, which may give ranks their data. By default it does nothing of it.
 
     Attributes:
         name: the name that its users know.
@@ -86,10 +86,6 @@ class Framework:
 
     name = ""
     where_ranks_are_known = ""
-
-    def loop(self) -> TrainingLoop | None:
-        """Return its loop, if it is calling."""
-        return None
 
     def shards_data(self) -> bool:
         """True if it is running, and its users expect it to give each rank its part."""
@@ -102,22 +98,6 @@ class Framework:
     def keeps_one_state(self) -> bool:
         """True if it is saving or loading one rank's state for all ranks."""
         return False
-
-    def wrap_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a pipeline's state in the form that it saves; unchanged if it is not calling."""
-        return saved
-
-    def unwrap_state(self, saved: Any) -> Any:
-        """Return the pipeline's state from the result of ``wrap_state``; other values unchanged."""
-        return saved
-
-    def listener(self, epoch: RunningEpoch) -> EpochListener | None:
-        """Return the listener of an epoch that begins, or None."""
-        return None
-
-    def mesh(self) -> Any:
-        """Return the device mesh that it has set up, or None."""
-        return None
 
 
 def frames() -> Iterator[tuple[str, FrameType]]:

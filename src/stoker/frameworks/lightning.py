@@ -68,6 +68,7 @@ class Lightning(Framework):
     where_ranks_are_known = "in train_dataloader(), where ranks are known"
 
     def loop(self) -> TrainingLoop | None:
+        """Return its loop, if it is calling."""
         reads_ahead, is_running, trainer, fit_loop = False, False, None, None
         for module, frame in frames():
             if not module.startswith(_MODULES) or ".loops." not in module:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.frameworks.framework import Framework, is_calling
+from stoker.frameworks.framework import is_calling
 from stoker.frameworks.rank import process_group
 
 
-class TorchCheckpoint(Framework):
-    """Stores each rank's state as one value, under a name that only this rank reads."""
+def wrap_state(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a pipeline's state as what it saves: one value, by a name that this rank reads alone.
 
-    name = "torch.distributed.checkpoint"
+    Unchanged if it is not calling.
+    """
+    return {_part(): (saved,)} if is_calling("torch.distributed.checkpoint.") else saved
 
-    def wrap_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        return {_part(): (saved,)} if is_calling(f"{self.name}.") else saved
 
-    def unwrap_state(self, saved: Any) -> Any:
-        own = saved.get(_part()) if isinstance(saved, dict) else None
-        return own[0] if isinstance(own, tuple) else saved
+def unwrap_state(saved: Any) -> Any:
+    """Return a pipeline's state from the result of ``wrap_state``; other values unchanged."""
+    own = saved.get(_part()) if isinstance(saved, dict) else None
+    return own[0] if isinstance(own, tuple) else saved
 
 
 def _part() -> str:

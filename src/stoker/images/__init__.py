@@ -4,15 +4,15 @@ With ``stoker-native``, a crop of a JPEG decodes only the part that it needs, an
 decoded faster. Without it, Pillow does all the work, and gives the same pixels within one level.
 """
 
-from stoker.images.augmenting import flip, random_erase, random_flip
+from stoker.images.augmenting import hflip, random_erase, random_hflip
 from stoker.images.cropping import (
     center_crop,
     random_crop,
     random_resized_crop,
     resize,
-    resized_center_crop,
+    resize_center_crop,
 )
-from stoker.images.decoding import decode, size
+from stoker.images.decoding import decode, read_size
 from stoker.images.jitter import color_jitter
 from stoker.images.normalizing import normalize, to_chw
 
@@ -20,14 +20,14 @@ __all__ = [
     "center_crop",
     "color_jitter",
     "decode",
-    "flip",
+    "hflip",
     "normalize",
     "random_crop",
     "random_erase",
-    "random_flip",
+    "random_hflip",
     "random_resized_crop",
+    "read_size",
     "resize",
-    "resized_center_crop",
-    "size",
+    "resize_center_crop",
     "to_chw",
 ]

@@ -35,27 +35,27 @@ _ASPECT = 3.3
 
 @thread_safe
 @reads_only
-def flip(images: Any) -> Any:
+def hflip(images: Any) -> Any:
     """Flip an image, or each image of a batch, left to right.
 
     Args:
-        images: one image ``[height, width, channels]``, or images as ``random_flip`` takes them.
+        images: one image ``[height, width, channels]``, or images as ``random_hflip`` takes them.
 
-    Returns, raises: as ``random_flip``.
+    Returns, raises: as ``random_hflip``.
     """
     if isinstance(images, Together):
-        return _flip_together(images, None, "flip")
-    return _with_images(images, _flip, "flip")
+        return _flip_together(images, None, "hflip")
+    return _with_images(images, _flip, "hflip")
 
 
 @thread_safe
 @reads_only
-def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
+def random_hflip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
 
     Safe if left and right have no meaning, as in photographs of things or cells. Not safe for text
     or digits. Labels that are positions are flipped too if ``on=`` names them behind the images:
-    ``.random_map(random_flip, on=["image", "mask", "boxes"])``.
+    ``.random_map(random_hflip, on=["image", "mask", "boxes"])``.
 
     Args:
         batch: images, or a structure with images in it: a batch, or one image with channels last.
@@ -76,8 +76,8 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
         return _where(_per_image(choose(images), images), _flip(images), images)
 
     if isinstance(batch, Together):
-        return _flip_together(batch, choose, "random_flip")
-    return _with_images(batch, change, "random_flip")
+        return _flip_together(batch, choose, "random_hflip")
+    return _with_images(batch, change, "random_hflip")
 
 
 @thread_safe
@@ -91,12 +91,12 @@ def random_erase(
     something small. After Zhong et al., arXiv 1708.04896, section 3.2.
 
     Args:
-        batch, rng: as in ``random_flip``.
+        batch, rng: as in ``random_hflip``.
         p: the probability.
         area_fraction: the smallest and the largest covered fraction of the image's area. The
             rectangle's sides differ by at most a factor of 3.3, and end at the image's border.
 
-    Returns, raises: as ``random_flip``.
+    Returns, raises: as ``random_hflip``.
     """
 
     def erase(images: Any) -> Any:

@@ -63,8 +63,8 @@ def random_resized_crop(
         dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
             This is faster for large photographs, but changes the pixels. It needs
             ``stoker-native``.
-        strict: whether a file is decoded in full at its first use. Otherwise damage of a JPEG
-            outside the box goes unnoticed.
+        strict: whether files are decoded in full. Otherwise damage of a JPEG outside the box goes
+            unnoticed.
         max_pixels: images with more pixels are refused, as in ``decode``.
         orient: whether to turn a file by its EXIF orientation first. A file that is turned is
             decoded in full.
@@ -156,9 +156,9 @@ def center_crop(
     return ImageMap(f"center_crop({_size_text(size)})", fn)
 
 
-def resized_center_crop(
-    size: Size,
-    resized: int,
+def resize_center_crop(
+    resize: int,
+    crop: Size,
     *,
     antialias: bool = True,
     dct_scaling: bool = False,
@@ -168,26 +168,28 @@ def resized_center_crop(
 ) -> ImageMap:
     """Resize the shorter side, and crop the middle, in one step: the usual evaluation transform.
 
-    The pixels equal those of ``resize(resized)`` and ``center_crop(size)`` within one level.
+    The pixels equal those of ``resize`` and ``center_crop`` within one level.
+
+    Example: ``.map(stoker.images.resize_center_crop(resize=256, crop=224), on="image")``
 
     Args:
-        size: the size of the result: one number, or height and width, at most ``resized``.
-        resized: the new length of the shorter side.
+        resize: the new length of the shorter side.
+        crop: the size of the result: one number, or height and width, at most ``resize``.
         antialias, dct_scaling, strict, max_pixels, orient: as in ``random_resized_crop``.
 
     Returns:
         A function for ``.map(fn, on="image")``.
     """
-    height, width = _size(size)
-    if not is_whole_number(resized) or resized < max(height, width):
+    height, width = _size(crop)
+    if not is_whole_number(resize) or resize < max(height, width):
         raise ValueError(
             f"a crop of {height} x {width} does not fit into an image with a shorter side of "
-            f"{resized!r}: give a larger resized="
+            f"{resize!r}: give a larger resize="
         )
-    place = partial(_resized_center_window, size=(height, width), resized=resized)
+    place = partial(_resized_center_window, size=(height, width), resized=resize)
     reading = Reading(strict, max_pixels, bool(orient))
     fns = _resized_alike(place, reading, Resizing(bool(antialias), True, bool(dct_scaling)))
-    return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", *fns)
+    return ImageMap(f"resize_center_crop(resize={resize}, crop={_size_text(crop)})", *fns)
 
 
 # -- the work on images

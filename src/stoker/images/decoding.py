@@ -98,7 +98,9 @@ def decode(
 
 @thread_safe
 @reads_only
-def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS) -> tuple[int, int]:
+def read_size(
+    data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS
+) -> tuple[int, int]:
     """Return height and width of an encoded image. It reads only the header.
 
     Args:

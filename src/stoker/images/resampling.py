@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -43,9 +43,6 @@ image of mode RGB, without the library; or pixels."""
 
 # Pillow's modes by the number of channels. Not RGBA: Pillow would weigh its colours by alpha.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
-
-_MOST_UNDAMAGED = 1 << 18
-"""The most files that are remembered, in about 25 MB; beyond that all are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -80,47 +77,19 @@ class Resizing:
         return _library().Drawing(like, *scale, *ratio, *map(math.log, ratio), flip_p)
 
 
-class _UndamagedFiles:
-    """The files that this process has found undamaged. Safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-
-    def __contains__(self, data: bytes) -> bool:
-        return _digest(data) in self._seen
-
-    def add(self, data: bytes) -> None:
-        """Remember a file; at the limit, forget all others first."""
-        if len(self._seen) >= _MOST_UNDAMAGED:
-            self._seen = set()
-        self._seen.add(_digest(data))
-
-    def __reduce__(self) -> tuple[type[_UndamagedFiles], tuple[()]]:
-        return _UndamagedFiles, ()  # another process checks the files itself
-
-
-def _digest(data: bytes) -> int:
-    import xxhash
-
-    return xxhash.xxh3_64_intdigest(data)
-
-
 @dataclass(frozen=True)
 class Reading:
     """Settings for reading images.
 
     Attributes:
-        strict: whether a file is decoded in full at its first use, so that damage anywhere in it is
-            an error.
+        strict: whether files are decoded in full, so that damage anywhere in one is an error.
         max_pixels: images with more pixels are refused, as in ``decode``.
         orient: whether to turn files by their EXIF orientation; those are decoded in full.
-        undamaged: files that were decoded in full without an error.
     """
 
     strict: bool = False
     max_pixels: int = MAX_PIXELS
     orient: bool = False
-    undamaged: _UndamagedFiles = field(default_factory=_UndamagedFiles, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _ = self._limits  # raises for an invalid value where the pipeline is written
@@ -146,10 +115,9 @@ class Reading:
             return decode_with_pillow(data, self.max_pixels)
         if not is_jpeg(data):
             return decode(data, max_pixels=self.max_pixels)
-        if not self.strict or data in self.undamaged:
+        if not self.strict:
             return data
         pixels = decode(data, max_pixels=self.max_pixels)
-        self.undamaged.add(data)
         return data if scaled else pixels  # the pixels are there already, unless the codec shrinks
 
     def pixels(self, image: Any) -> Pixels:
@@ -201,7 +169,7 @@ class Reading:
         if type(image) is not bytes:
             return False
         if is_jpeg(image):
-            return (not self.strict or image in self.undamaged) and not self._turns(image)
+            return not self.strict and not self._turns(image)
         return is_png(image) and not self._turns(image)  # all of it is decoded
 
     def _turns(self, data: bytes) -> bool:

@@ -18,8 +18,7 @@ made as an epoch begins, in about 0.2 us of processor time an example (bench/res
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -27,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
+from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.costs import Costs
-from stoker.schedule.cuts import PlannedCuts
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.mixed import parts_and_numbers
 from stoker.schedule.orders.order import Places, as_array
+from stoker.schedule.sharding import EpochIndices
 
 # Windows whose batches are remembered: workers read ahead, and a resumed pool reaches back.
 _REMEMBERED = 8
@@ -94,8 +93,8 @@ class _Window(NamedTuple):
     carried: Numbers
 
 
-class PlannedDeal:
-    """The rows of one rank, batch by batch: a ``CountedDeal``.
+class PlannedSharding:
+    """The rows of one rank, batch by batch: a ``CountedSharding``.
 
     Args:
         whole: the epoch as a single process reads it.
@@ -116,7 +115,7 @@ class PlannedDeal:
 
     def __init__(
         self,
-        whole: RankOrder,
+        whole: EpochIndices,
         rule: BatchRule,
         seed: int,
         epoch: int,
@@ -129,8 +128,7 @@ class PlannedDeal:
         self._key = rng.key(seed, epoch, rng.BATCHES)
         self._rank, self._world, self._parts = rank, world, parts
         self._windows = max(1, -(-len(whole) // rule.window))
-        self._known: OrderedDict[int, _Window] = OrderedDict()
-        self._lock = threading.Lock()
+        self._window = functools.lru_cache(_REMEMBERED)(self._planned)
         self._carried = [np.empty(0, np.int64)]  # into each window
         sizes, of_all = [], []
         for number in range(self._windows):
@@ -141,7 +139,7 @@ class PlannedDeal:
         zero = np.zeros(1, np.int64)
         self._starts = np.concatenate([zero, np.cumsum([each.sum() for each in sizes])])
         self._first_steps = np.concatenate([zero, np.cumsum([len(each) for each in sizes])])
-        self.cuts = PlannedCuts(np.concatenate(sizes), np.concatenate(of_all))
+        self.cuts = PlannedBounds(np.concatenate(sizes), np.concatenate(of_all))
 
     def places(self, rows: Places) -> Places:
         return self.whole.places(self._in_epoch(as_array(rows)))
@@ -182,16 +180,6 @@ class PlannedDeal:
             if its.any():
                 found[its] = self._window(number).rows[rows[its] - self._starts[number]]
         return found
-
-    def _window(self, number: int) -> _Window:
-        with self._lock:
-            window = self._known.pop(number, None)
-            if window is None:
-                window = self._planned(number)
-                if len(self._known) == _REMEMBERED:
-                    self._known.popitem(last=False)
-            self._known[number] = window
-            return window
 
     def _planned(self, number: int) -> _Window:
         """Return the batches of a window, once those before it were planned."""

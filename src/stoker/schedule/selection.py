@@ -5,7 +5,7 @@ An order that is drawn by weights, or by a user's function, has indices of the s
 
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
-``.balance()`` it reads what ``BalancedDeal`` gives it of each ``world * batch`` places.
+``.balance()`` it reads what ``BalancedSharding`` gives it of each ``world * batch`` places.
 With ``remainder="pad"`` it reads a run of these places, and the last example again as padding. If
 a permutation is by blocks, a rank's part is a run of it, so that ranks read different blocks.
 """
@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 
 from stoker.schedule import rng
 from stoker.schedule.costs import Costs
-from stoker.schedule.dealing import (
-    BalancedDeal,
-    Deal,
-    HeldDeal,
-    LegDeal,
-    PaddedDeal,
-    RankOrder,
-    Stride,
-)
-from stoker.schedule.leg import Leg, LegOrder
+from stoker.schedule.epoch_rest import EpochRest, RestOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
 from stoker.schedule.orders.drawing import DrawnOrder, OrderFactory
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
 from stoker.schedule.orders.subset import EligibleIndices, Subset, SubsetOrder
+from stoker.schedule.sharding import (
+    BalancedSharding,
+    CarriedSharding,
+    EpochIndices,
+    PaddedSharding,
+    RestSharding,
+    Sharding,
+    StridedSharding,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Share:
     world: int
     uneven: bool
     anew: bool
-    padding: PaddedDeal | None = None
+    padding: PaddedSharding | None = None
     costs: Costs | None = None
 
     @property
@@ -127,7 +127,7 @@ class Selection:
     buffer: int = 1
     chosen: Subset | None = field(default=None, compare=False)
     drawing: OrderFactory | None = field(default=None, compare=False)
-    leg: Leg | None = field(default=None, compare=False)
+    leg: EpochRest | None = field(default=None, compare=False)
 
     @property
     def is_kept_by_streams(self) -> bool:
@@ -206,7 +206,7 @@ class Selection:
     def pad(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the batch size of ``in_batches``."""
         assert self.share is not None
-        deal = PaddedDeal(self.share.rank, self.share.world, fills=fills)
+        deal = PaddedSharding(self.share.rank, self.share.world, fills=fills)
         return replace(self, share=replace(self.share, padding=deal))
 
     def in_batches(self, group: int) -> Selection:
@@ -260,7 +260,7 @@ class Selection:
             return False
         return share.anew and share.costs is None
 
-    def rank_order(self, length: int, seed: int, epoch: int, group: int = 1) -> RankOrder:
+    def rank_order(self, length: int, seed: int, epoch: int, group: int = 1) -> EpochIndices:
         """Return the order of one epoch over a source of ``length`` as this rank reads it.
 
         ``group``: examples in a rank's batch, where each global batch is dealt by their costs.
@@ -272,32 +272,36 @@ class Selection:
             rank_order.digest = draw_order.digest
         return rank_order
 
-    def _of_rank(self, order: Order, length: int, group: int) -> RankOrder:
+    def _of_rank(self, order: Order, length: int, group: int) -> EpochIndices:
         count = self.count(length)
         share, start, leg = self.share, self.last.start, self.leg
         if share is not None and share.padding is not None:
             order = RepeatedEnd(order)
         if leg is None:
             deal = self._deal(order, self.places(length), group, start + count)
-            return RankOrder(order, deal, count, start)
-        left, count = LegOrder(order, leg.rest), count - leg.head_each
+            return EpochIndices(order, deal, count, start)
+        left, count = RestOrder(order, leg.rest), count - leg.head_each
         deal = self._deal(left, len(left), group, count)
-        rows = RankOrder(order, LegDeal.of(deal, leg.rest), count)
+        rows = EpochIndices(order, RestSharding.of(deal, leg.rest), count)
         head = leg.head_of(0 if share is None else share.rank)
-        return RankOrder(order, HeldDeal(head, rows), len(head) + count) if len(head) else rows
+        return (
+            EpochIndices(order, CarriedSharding(head, rows), len(head) + count)
+            if len(head)
+            else rows
+        )
 
-    def _deal(self, order: Order, length: int, group: int, count: int) -> Deal:
+    def _deal(self, order: Order, length: int, group: int, count: int) -> Sharding:
         """Return the deal of ``length`` places in this order."""
         share = self.share
         if share is None:
-            return Stride()
+            return StridedSharding()
         if share.padding is not None:
             return replace(share.padding, length=length)
         if share.costs is not None:
-            return BalancedDeal(order, share.costs, share.rank, share.world, group, count)
+            return BalancedSharding(order, share.costs, share.rank, share.world, group, count)
         if self.has_runs:
-            return Stride(share.run(length, whole=share.uneven))
-        return Stride(share.rank, share.world)
+            return StridedSharding(share.run(length, whole=share.uneven))
+        return StridedSharding(share.rank, share.world)
 
     def order(self, length: int, seed: int, epoch: int, purpose: int = rng.SHUFFLE) -> Order:
         """Return the order of one epoch before it is dealt; of a fixed part, its rank's order.

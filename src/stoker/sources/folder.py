@@ -77,7 +77,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
             class; or it is a URL of HTTP.
         TypeError: wrong kinds of arguments.
-        RemoteError: the server failed for longer than ``retry_s``, or for good.
+        RemoteError: the server failed for longer than ``timeout_s``, or for good.
         ImportError: a package is missing.
     """
 

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
-from stoker.schedule.batch_plan import PlannedDeal
-from stoker.schedule.dealing import (
-    CountedDeal,
-    HeldDeal,
-    InStepDeal,
-    PartDeal,
-    RankOrder,
-)
+from stoker.schedule.batch_plan import PlannedSharding
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
 from stoker.schedule.progress import Pace
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
+from stoker.schedule.sharding import (
+    CarriedSharding,
+    CountedSharding,
+    EpochIndices,
+    PartSharding,
+    PartwiseSharding,
+)
 from stoker.sources.origin import IndexedSource
 from stoker.sources.over import SourceOver
 from stoker.stats import PartStats
@@ -119,19 +119,19 @@ class MixtureSource(SourceOver):
         """
         return selection.count(self._length(selection))
 
-    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> EpochIndices:
         """Return the order of an epoch; a part's share of a global batch is dealt to all ranks."""
         share, count = selection.share, self.examples(selection)
         rank, world = (share.rank, share.world) if share is not None else (0, 1)
         row = self._row(selection, epoch)
-        deal: CountedDeal
+        deal: CountedSharding
         if self._is_in_step(selection):
-            deal = InStepDeal(row, rank, count)
+            deal = PartwiseSharding(row, rank, count)
             drawn = [world * own for own in row.counts(count)]
         else:
             begun = 0 if selection.leg is None else selection.leg.rest.first or 0
             dealt = count - (0 if selection.leg is None else selection.leg.head_each)
-            deal = PartDeal(row, len(self.parts), rank, world, group, dealt, begun)
+            deal = PartSharding(row, len(self.parts), rank, world, group, dealt, begun)
             drawn = row.counts(self._places_drawn(selection))
         make = [
             functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
@@ -141,9 +141,9 @@ class MixtureSource(SourceOver):
             self._known(selection)[epoch + 1] = before + drawn
         order = MixedOrder(make, self._lengths, self._sizes, before.tolist(), drawn)
         head = np.empty(0, np.int64) if selection.leg is None else selection.leg.head_of(rank)
-        found = RankOrder(order, deal, count - len(head))
+        found = EpochIndices(order, deal, count - len(head))
         if len(head):
-            found = RankOrder(order, HeldDeal(head, found), count)
+            found = EpochIndices(order, CarriedSharding(head, found), count)
         if isinstance(row, PieceRow):
             found.digest = f"{zlib.crc32(np.append(row.before, before).tobytes()):08x}"
         return found
@@ -245,14 +245,14 @@ class MixtureSource(SourceOver):
                 "each rank has its own run of each part, because parts are shuffled by blocks"
             )
 
-    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
+    def part_stats(self, order: EpochIndices, examples: int) -> tuple[PartStats, ...]:
         mixed, deal = order.order, order.deal
         head = np.empty(0, np.int64)
-        if isinstance(deal, HeldDeal):
+        if isinstance(deal, CarriedSharding):
             head, deal = deal.held[:examples], deal.within.deal
         of_head, _ = parts_and_numbers(head, len(self.parts))
         assert isinstance(mixed, MixedOrder)
-        assert isinstance(deal, PartDeal | InStepDeal | PlannedDeal)
+        assert isinstance(deal, PartSharding | PartwiseSharding | PlannedSharding)
         fresh = deal.counts(examples - len(head))
         fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
         weights = mixed.drawn if self.proportions is None else self.proportions.weights

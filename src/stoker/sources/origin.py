@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from stoker.basics.fingerprint import landmark, rows_digest, spread
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import FieldError, StateError
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import Places
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.source import Indices, Source
 from stoker.stats import PartStats
 
@@ -221,7 +221,7 @@ class IndexedSource(Source[Any], SourceBase):
         """Return the user's objects that it calls."""
         return []
 
-    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> RankOrder:
+    def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> EpochIndices:
         """Return the order of an epoch's examples on this rank."""
         return selection.rank_order(len(self), seed, epoch, group)
 
@@ -254,7 +254,7 @@ class IndexedSource(Source[Any], SourceBase):
     def check_leg(self, selection: Selection) -> None:
         """Accept: any rank can read any example."""
 
-    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
+    def part_stats(self, order: EpochIndices, examples: int) -> tuple[PartStats, ...]:
         """Return the counts of each part in the first ``examples`` examples of an epoch."""
         return ()
 

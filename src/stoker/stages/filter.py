@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.engine.flow import Flow
-from stoker.engine.skip import OnError
+from stoker.engine.skip import MaxErrors
 from stoker.errors import CombinationError
 from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.stage import ChainView, Traits, not_known
@@ -22,9 +22,9 @@ class Filter(Operation):
     makes_values = False
 
     @staticmethod
-    def of(fn: Any, on: Any, on_error: OnError | None) -> Filter:
+    def of(fn: Any, on: Any, max_errors: MaxErrors | None) -> Filter:
         """Check the arguments of ``.filter()``."""
-        return Filter(fn, names_of(on), check_budget("filter", fn, on, on_error))
+        return Filter(fn, names_of(on), check_budget("filter", fn, on, max_errors))
 
     @property
     def traits(self) -> Traits:

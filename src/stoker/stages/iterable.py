@@ -129,7 +129,7 @@ class IterableSource(HeadSource):
             ]
             raise StateError(
                 f"in the middle of an epoch of {self.name}, what "
-                f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
+                f"{', '.join(in_the_way) or 'max_errors='} holds or has left out cannot be made "
                 "again: save between epochs, let the stream itself do this, or, of an echo, take "
                 '.echo("auto"), whose pool may begin empty'
             )

@@ -20,16 +20,12 @@ of examples are read again, and dropped, as they have come before.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
-from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, as_json, damage_error
@@ -38,7 +34,6 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.skip import RAISE
 from stoker.engine.survivors import DecidingStream
-from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
@@ -101,7 +96,7 @@ class Late(StreamStage):
                 f'.{self.call}. .echo("auto") uses what is there while examples are late'
             )
         if stage is not None or before.budget != RAISE:
-            name = "on_error=" if stage is None else f".{stage.name}"
+            name = "max_errors=" if stage is None else f".{stage.name}"
             raise CombinationError(
                 f"{name} decides about one example after another, and so waits for each: "
                 f".{self.call} cannot follow it"
@@ -406,7 +401,6 @@ class LateStream(DecidingStream):
         sizes = stage.sizes(self.total)
         self.order = LateOrder(sizes)
         self._record = None if record is None else LateRecord.of_run(record, epoch, sizes)
-        self._bias = LateBias()
         self._items: dict[int, Item] = {}  # read, and in no batch yet
         self._read_to = self._had_to = 0
         self._first = 0  # the first batch of this run
@@ -455,9 +449,7 @@ class LateStream(DecidingStream):
             return LateRecord(first, self.order.decided, self.order.left_from(first - 1))
 
     def stats(self) -> dict[str, Any]:
-        with self._planning.lock:
-            correlations = self._bias.correlations()
-            return {"late_examples": self.order.moved, "late_bias": correlations}
+        return {"late_examples": self.order.moved}
 
     def _begin(self, start: LateStart) -> None:
         before, left, decided, record = start.before, start.left, start.decided, self._record
@@ -496,8 +488,6 @@ class LateStream(DecidingStream):
             choice = order.choose(self._is_ready, is_due=self._planning.may_block)
             if choice.taken is not None:
                 items = [self._items.pop(example) for example in choice.taken]
-                if choice.taken[-1] - choice.taken[0] >= len(items) or choice.taken[0] != number:
-                    self._note(items, choice.taken, order.batch - 1)
                 self._survivors += [_at(item, at) for at, item in enumerate(items, number)]
                 continue
             self._read(choice.waits_for[0] + 1)
@@ -505,13 +495,6 @@ class LateStream(DecidingStream):
             if not self._planning.may_block:
                 raise WouldBlock(tasks[0])
             self._worker_pool.wait_for_any(tasks)
-
-    def _note(self, items: list[Item], examples: list[int], batch: int) -> None:
-        """Compare the examples of a batch that is not in the epoch's order."""
-        for item, example in zip(items, examples, strict=True):
-            value = item.task.values[item.row]
-            if type(value) is not Failure:
-                self._bias.note(value, batch - example // self.order.group)
 
     def _read(self, stop: int) -> None:
         """Have the examples up to a number made."""
@@ -532,88 +515,3 @@ class LateStream(DecidingStream):
 def _at(item: Item, number: int) -> Item:
     """Return an example as the one of this number among those that come."""
     return Item(item.task, item.row, item.place, item.use, number + 1, 1)
-
-
-# So many values are labels; more are no classes, and would need memory without a limit.
-_MOST_LABELS = 10_000
-# Squares of larger numbers, and infinity, would spoil the sums.
-_LARGEST = 1e150
-
-
-class LateBias:
-    """Correlates how late examples are, in batches, with their size and their scalar fields.
-
-    Only batches that differ from the epoch's order are looked at, where late examples stand beside
-    those that came in their place. So it costs nothing while nothing is late.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, _Numbers] = defaultdict(_Numbers)
-        self._labels: dict[str, _Labels] = defaultdict(_Labels)
-
-    def note(self, example: Any, late: int) -> None:
-        """Add an example that came so many batches after its own; below 0: before."""
-        self._numbers["bytes"].add(float(pytree.data_bytes(example)), late)
-        for name, leaf in zip(pytree.leaf_names(example), pytree.leaves(example), strict=True):
-            if getattr(leaf, "ndim", None) == 0:  # an array, a NumPy number or a tensor
-                leaf = leaf.item()
-            name = name or "example"
-            if isinstance(leaf, int | str):
-                self._labels[name].add(leaf, late)
-            if isinstance(leaf, int | float) and abs(leaf) < _LARGEST:
-                self._numbers[name].add(float(leaf), late)
-
-    def correlations(self) -> dict[str, float]:
-        """Return the correlations that are known, by field; ``bytes`` is the example's size."""
-        found = {name: each.correlation() for name, each in self._numbers.items()}
-        for name, labels in self._labels.items():
-            by_label = labels.correlation()
-            found[name] = found.get(name) if by_label is None else by_label
-        return {name: value for name, value in found.items() if value is not None}
-
-
-class _Numbers:
-    """Pearson's correlation of two series, from their sums."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._mean = np.zeros(2)
-        self._spread = np.zeros((2, 2))
-
-    def add(self, value: float, late: int) -> None:
-        self._n += 1
-        away = np.array([value, float(late)]) - self._mean
-        self._mean += away / self._n
-        self._spread += np.outer(away, away) * (1 - 1 / self._n)
-
-    def correlation(self) -> float | None:
-        scale = math.sqrt(self._spread[0, 0] * self._spread[1, 1])
-        return float(self._spread[0, 1] / scale) if scale > 0 else None
-
-
-class _Labels:
-    """The part of the variance that labels explain, as its root: from 0 to 1.
-
-    Epsilon squared (Kelley 1935): without the part that as many labels explain by chance.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[Any, tuple[int, int]] = {}  # by label: their number, and how late in all
-        self._n = self._late = self._squares = 0
-
-    def add(self, label: Any, late: int) -> None:
-        if label not in self._sums and len(self._sums) >= _MOST_LABELS:
-            return
-        n, sum_ = self._sums.get(label, (0, 0))
-        self._sums[label] = n + 1, sum_ + late
-        self._n, self._late, self._squares = self._n + 1, self._late + late, self._squares + late**2
-
-    def correlation(self) -> float | None:
-        n, labels = self._n, len(self._sums)
-        if not 1 < labels <= n // 2:  # else it is a number of the example, or the same in all
-            return None
-        total = self._squares - self._late**2 / n
-        if total <= 0:
-            return None
-        within = self._squares - sum(s**2 / each for each, s in self._sums.values())
-        return math.sqrt(max(0.0, 1 - within / (n - labels) * (n - 1) / total))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.engine.flow import Flow
-from stoker.engine.skip import OnError
+from stoker.engine.skip import MaxErrors
 from stoker.engine.work.step import returned_nothing
 from stoker.errors import CombinationError
 from stoker.images.image_map import Address, Many, many_of
@@ -45,7 +45,7 @@ class Map(Operation):
     def of(
         fn: Any,
         on: Any,
-        on_error: OnError | None,
+        max_errors: MaxErrors | None,
         *,
         is_random: bool,
         repeats_only: bool = False,
@@ -55,7 +55,7 @@ class Map(Operation):
         method = "random_map" if is_random else "map"
         if not isinstance(progress, bool):
             raise TypeError(f".{method}() takes progress=True or False, not {progress!r}")
-        budget = check_budget(method, fn, on, on_error, is_random=is_random, progress=progress)
+        budget = check_budget(method, fn, on, max_errors, is_random=is_random, progress=progress)
         only = bool(repeats_only)
         return Map(
             fn, names_of(on), budget, is_random=is_random, repeats_only=only, progress=progress
@@ -80,7 +80,7 @@ class Map(Operation):
         stage = self.place_on(before)
         if self.budget is not None and before.is_batched:
             raise CombinationError(
-                "on_error= works for examples only: a stage after .batch() always raises"
+                "max_errors= works for examples only: a stage after .batch() always raises"
             )
         last = first_with(reversed(before.stages), lambda t: t.repeats or t.batches)
         if self.repeats_only and (last is None or not last.traits.repeats):

@@ -6,8 +6,8 @@ needed (``batching.joining``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
 follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
-are begun: whoever gets those leaves out what was handed out (``Leg.offsets``). No pool may stand
-after ``.pack()``, so no full sequence is ever made again from its number.
+are begun: whoever gets those leaves out what was handed out (``EpochRest.offsets``). No pool may
+stand after ``.pack()``, so no full sequence is ever made again from its number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
@@ -142,7 +142,7 @@ class PackedStream(OrderedStream):
     keeps = True
 
     def __init__(
-        self, stage: Pack, upstream: SegmentStream, address: WorkAddress, leg: Leg | None
+        self, stage: Pack, upstream: SegmentStream, address: WorkAddress, leg: EpochRest | None
     ) -> None:
         super().__init__(upstream)
         # How many tokens of an input were handed out, by its place; full sequences of all ranks.

@@ -1,6 +1,6 @@
 """Sharding: the part of an epoch that this process gets, and padding for evaluation.
 
-What it changes is which rows are whose (``PaddedDeal``); this says where it may stand.
+What it changes is which rows are whose (``PaddedSharding``); this says where it may stand.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
-from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Cut, Selection, Share
+from stoker.schedule.sharding import PaddedSharding
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 REMAINDERS = ("drop", "uneven", "pad", "pad_full")
@@ -82,8 +82,8 @@ class Padding:
             )
         if chain.budget != RAISE:
             raise CombinationError(
-                f".shard({self}) hands out every example once, and on_error={chain.budget} may "
-                "leave some out: remove on_error=, or use .shard(remainder='uneven')"
+                f".shard({self}) hands out every example once, and max_errors={chain.budget} may "
+                "leave some out: remove max_errors=, or use .shard(remainder='uneven')"
             )
         if chain.flows or chain.steps is not None:
             call = ".repeat()" if chain.flows else f".steps({chain.steps})"
@@ -283,7 +283,7 @@ class Shard(ChainStage):
 
     def count(self, items: int) -> int:
         if self.padding is not None:
-            return PaddedDeal(self.rank, self.world, length=items).rows
+            return PaddedSharding(self.rank, self.world, length=items).rows
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def signature(self) -> str:

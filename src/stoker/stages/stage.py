@@ -22,7 +22,7 @@ from stoker.engine.items import Stream
 from stoker.engine.setup import StreamContext
 from stoker.engine.skip import Budget
 from stoker.schedule.batch_plan import BatchRule
-from stoker.schedule.leg import Leg
+from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import SourceBase, UserObject
 
@@ -163,7 +163,7 @@ class ChainStage(ABC):
     def check_leg(self, chain: ChainView) -> None:  # noqa: B027 few stages mind
         """Raise StateError if other ranks cannot go on with it in the middle of an epoch."""
 
-    def on_leg(self, leg: Leg, rank: int) -> ChainStage:
+    def on_leg(self, leg: EpochRest, rank: int) -> ChainStage:
         """Return it for the rest of an epoch that other ranks began."""
         return self
 

@@ -96,9 +96,9 @@ def from_lmdb(
     decode: Callable[[bytes, bytes], Any] | None = None,
     *,
     seed: int | None = None,
-    on_error: str | int | float = "raise",
+    max_errors: int | str = 0,
 ) -> stoker.Pipeline[Any]:
-    return stoker.from_dataset(LmdbTable(path, decode), seed=seed, on_error=on_error)
+    return stoker.from_dataset(LmdbTable(path, decode), seed=seed, max_errors=max_errors)
 
 
 def write_lmdb(path: str, items: Iterable[tuple[bytes, bytes]]) -> None:

@@ -34,8 +34,8 @@ from stoker.analysis.model.report import (
 from stoker.analysis.probe.state import tell_changes, tell_moves
 from stoker.basics.resources import format_bytes
 
-# The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
-# fresh examples, echoed 8 times they need more than without an echo (0.72).
+# The largest echo factor that is advised. docs/evidence-method.md, batches of 32: echoed 4 times
+# they save fresh examples, echoed 8 times they need more than without an echo (0.72).
 _MOST_ECHO = 4
 # A read of neighbours together, and the default shard size of ``stoker pack``.
 _RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20

@@ -18,8 +18,8 @@ from stoker.engine.flow import Flow
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
-from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import Places
+from stoker.schedule.sharding import EpochIndices, StridedSharding
 from stoker.sources.origin import IndexedSource, check_fields
 
 # Rows of an order that are searched at once: 0.5 MB. Chosen, not measured.
@@ -61,7 +61,7 @@ def _made(
     flow: Flow, seed: int, source: IndexedSource, number: int, epoch: int, place: int, use: int
 ) -> Any:
     values: list[Any] = []
-    order = RankOrder(_Alone(number), Stride(), 1)
+    order = EpochIndices(_Alone(number), StridedSharding(), 1)
     # Elsewhere the main thread may draw from the global generators meanwhile.
     is_main = threading.current_thread() is threading.main_thread()
     end = next((layer.at for layer in flow.layers if layer.ends_examples), len(flow.layers))

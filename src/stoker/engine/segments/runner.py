@@ -35,7 +35,7 @@ from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.schedule.cuts import Cuts
+from stoker.schedule.batch_bounds import BatchBounds
 
 Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""
@@ -65,7 +65,7 @@ class SegmentRunner:
     depth: int
     cost: CostEstimate
     group: int
-    cuts: Cuts
+    cuts: BatchBounds
     recycler: Recycler
     tally: EpochCounters
     is_sent: bool

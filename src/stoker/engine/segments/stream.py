@@ -33,8 +33,8 @@ from stoker.engine.segments.amounts import Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.tasks import Task
-from stoker.schedule.cuts import PlannedCuts
-from stoker.schedule.dealing import RankOrder
+from stoker.schedule.batch_bounds import PlannedBounds
+from stoker.schedule.sharding import EpochIndices
 
 
 class SegmentStream(PulledStream):
@@ -53,7 +53,7 @@ class SegmentStream(PulledStream):
         self,
         runner: SegmentRunner,
         upstream: Stream | None,
-        order: RankOrder | None,
+        order: EpochIndices | None,
         examples: int,
         amounts: Amounts,
         planning: Planning,
@@ -72,7 +72,7 @@ class SegmentStream(PulledStream):
         self._first_batch, self._world = self._address.batch_place(0), self._address.world
         self._batches = batch is not None or segment.batches_in
         self.inputs = inputs = examples if upstream is None else upstream.total
-        if isinstance(self._cuts, PlannedCuts):
+        if isinstance(self._cuts, PlannedBounds):
             self.total: int | None = self._cuts.batches
         else:
             self.total = inputs if batch is None or inputs is None else batch.count(inputs)

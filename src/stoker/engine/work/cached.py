@@ -161,7 +161,7 @@ class Cached:
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
-        self.cache.offer(miss.key, value, source.local_path(miss.index))
+        self.cache.offer(miss.key, value)
 
     def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
         """Tell whether an example is the one that was looked up; it may change while it is read."""

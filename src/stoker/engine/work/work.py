@@ -42,9 +42,9 @@ from stoker.engine.work.step import RowStep, returned_nothing
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
-from stoker.schedule.dealing import RankOrder
 from stoker.schedule.progress import Progress, progress_at
 from stoker.schedule.rng import AddressedGenerator
+from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource
 
 
@@ -73,7 +73,7 @@ class Work:
         segment: Segment,
         address: WorkAddress,
         source: IndexedSource | None,
-        order: RankOrder | None,
+        order: EpochIndices | None,
         held: Sequence[Sequence[SeededGenerator]] | None = None,
     ) -> None:
         self.segment = segment

@@ -267,6 +267,6 @@ class FirstProcess:
         self._autotuner.processes = 0
         if all(work.segment.cache is None for work in self._works):  # else it may be writing there
             for slot in self._slots[:1]:
-                slot.give_up()
+                slot.process.give_up()
         self.end()
         return functools.partial(self._tell, self.impossible) if self.impossible else None

@@ -71,7 +71,7 @@ def make_pool(
         return _inline(count, depths, autotuner, functools.partial(tell, str(error)))
 
     def add(more: int) -> list[ProcessSlot]:
-        return starting.start(more, works, slots[0].crew, watched=watched)
+        return starting.start(more, works, slots[0].process.crew, watched=watched)
 
     first = FirstProcess(slots, add, count, works, autotuner, tell, grows=grows)
     return WorkerPool(count, depths, autotuner, rest=rest, first=first)

@@ -43,16 +43,6 @@ class WorkerKind(Protocol):
         ...
 
 
-class KeptActors(Protocol):
-    """Workers outside this host that a pipeline keeps from epoch to epoch.
-
-    Attributes:
-        losses: warnings about workers that were lost.
-    """
-
-    losses: list[str]
-
-
 class Ahead(NamedTuple):
     """The limit on outputs ahead of the consumer, in batches or in bytes: ``.workers(ahead=)``."""
 
@@ -186,12 +176,13 @@ class KeptWorkers:
 
     Attributes:
         processes: its worker processes; None before it has had any that can stay.
-        actors: its workers on other hosts; None before it has any.
+        actors: what its kind of workers on other hosts keeps, with ``losses``, warnings about lost
+            ones; None before it has any.
     """
 
     def __init__(self) -> None:
         self.processes: KeptProcesses | None = None
-        self.actors: KeptActors | None = None
+        self.actors: Any = None
         self._is_told = False
 
     def tell_of_cost(self, why: str) -> None:

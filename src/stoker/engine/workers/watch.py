@@ -17,8 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
@@ -35,22 +34,6 @@ _LOOKS = 8
 _FRAMES = 12
 # How long the watching thread's end is waited for; not for ever, as in cache/writer.py.
 _END_S = 5.0
-
-
-class WatchedPool(Protocol):
-    """The pool of workers that a watch tells."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    def wake_consumer(self) -> None:
-        """Call with the lock held."""
-        ...
 
 
 class Job:
@@ -96,20 +79,22 @@ class Job:
     def stack(self) -> str:
         """Return the stack of the thread, or of the process' main thread, as text."""
         if self.remote is not None:
-            return _text_of(self.remote.stack())
+            return _text_of(self.remote.process.stack())
         frame = sys._current_frames().get(self.thread.ident or 0)
         return _text_of(traceback.extract_stack(frame) if frame is not None else [])
 
     @property
     def worker(self) -> str:
-        return f"thread {self.thread.name}" if self.remote is None else str(self.remote.name)
+        return (
+            f"thread {self.thread.name}" if self.remote is None else str(self.remote.process.name)
+        )
 
 
 class Watch:
     """Watches the workers of a pool.
 
     Args:
-        pool: the pool.
+        pool: the ``WorkerPool``.
         timeout_ns: how long a stage may work on one example.
 
     Attributes:
@@ -117,10 +102,10 @@ class Watch:
         warnings: of these the consumer warns.
     """
 
-    def __init__(self, pool: WatchedPool, timeout_ns: int) -> None:
+    def __init__(self, pool: Any, timeout_ns: int) -> None:
         self.replaced = 0
         self.warnings: list[str] = []
-        self._pool: WatchedPool | None = pool
+        self._pool = pool
         self._lock = pool.lock
         self._timeout_ns = timeout_ns
         self._warned_ns = max(1, int(WARNED_FRACTION * timeout_ns))
@@ -128,11 +113,6 @@ class Watch:
         self._running = threading.Lock()  # no Event: Ctrl-C could leave the lock in it held
         self._running.acquire()
         self._thread: threading.Thread | None = None
-
-    @property
-    def _of_pool(self) -> WatchedPool:
-        assert self._pool is not None
-        return self._pool
 
     def open(self) -> None:
         """Begin to watch."""
@@ -190,7 +170,7 @@ class Watch:
             while not self._running.acquire(timeout=period_ns / 1e9):
                 self.look(period_ns)
         except BaseException as error:
-            self._of_pool.fail(error)
+            self._pool.fail(error)
 
     def _failure(self, job: Job, stack: str) -> Failure:
         waited, timeout_s = format_seconds(job.waited_ns / 1e9), self._timeout_ns / 1e9
@@ -207,7 +187,7 @@ class Watch:
         error = self._failure(job, stack).error
         assert isinstance(error, StageError)
         waited, end = format_seconds(job.waited_ns / 1e9), format_seconds(self._timeout_ns / 1e9)
-        skips = "" if job.remote is None else ", which on_error= may skip"
+        skips = "" if job.remote is None else ", which max_errors= may skip"
         with self._lock:
             if job.has_moved:
                 return
@@ -215,19 +195,19 @@ class Watch:
                 f"{error.where} has been in {error.stage} for {waited}, in {job.worker}, at\n"
                 f"{stack}\nAfter {end} it fails with TimeoutError{skips}"
             )
-            self._of_pool.wake_consumer()
+            self._pool.wake_consumer()
 
     def _give_up(self, job: Job) -> None:
         failure = self._failure(job, job.stack())
         with self._lock:
-            if job.has_moved or self._of_pool.closed or job.verdict is not None:
+            if job.has_moved or self._pool.closed or job.verdict is not None:
                 return
             if job.remote is None:
-                self._of_pool.fail(failure.error)
+                self._pool.fail(failure.error)
             else:
                 self.replaced += 1
                 job.verdict = job.row, failure
-                job.remote.give_up()
+                job.remote.process.give_up()
 
 
 def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -12,8 +12,7 @@ It is a permutation, and any place of it follows from the key. It takes 32 bytes
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from typing import Any
 
 import numpy as np
@@ -55,8 +54,7 @@ class BlockOrder:
             windows += np.roll(_cut(self._sizes, number + 1) - _cut(self._sizes, number), number)
         self._numbering = Numbering(windows)
         self._random = rng.AddressedGenerator()
-        self._windows: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._window = functools.lru_cache(_REMEMBERED)(self._make_window)
 
     def __len__(self) -> int:
         return self._count
@@ -82,16 +80,11 @@ class BlockOrder:
             found[mine] = self._window(number)[within[mine]]
         return found
 
-    def _window(self, number: int) -> NDArray[np.int64]:
-        with self._lock:
-            window = self._windows.get(number)
-            if window is None:
-                if len(self._windows) == _REMEMBERED:
-                    self._windows.popitem(last=False)
-                # Counters from 1 on: the order of the blocks was drawn from 0.
-                generator = self._random.at(self._key, number + 1)
-                window = self._windows[number] = generator.permutation(self._slices(number))
-            return window
+    def _make_window(self, number: int) -> NDArray[np.int64]:
+        # Counters from 1 on: the order of the blocks was drawn from 0.
+        generator = self._random.at(self._key, number + 1)
+        window: NDArray[np.int64] = generator.permutation(self._slices(number))
+        return window
 
     def _slices(self, number: int) -> NDArray[np.int64]:
         """Return the indices of a window as they lie in their blocks."""

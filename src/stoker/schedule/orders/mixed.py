@@ -5,13 +5,12 @@ in a part where the last one ended.
 
 A place of a mixture encodes a part and a number in it, counted from 0 over the examples of that
 part in this epoch of the mixture. So an example's random draws depend neither on earlier examples
-nor on its rank. A deal decides which part is next (``PartDeal``, ``InStepDeal``).
+nor on its rank. A deal decides which part is next (``PartSharding``, ``PartwiseSharding``).
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -68,12 +67,11 @@ class MixedOrder:
         begun: Sequence[int],
         drawn: Sequence[int],
     ) -> None:
-        self._make, self.sizes, self.begun, self.drawn = make, sizes, begun, drawn
+        self.sizes, self.begun, self.drawn = sizes, begun, drawn
         self._count = sum(drawn)
         self._firsts = Numbering(lengths).starts.tolist()
         self._kind = np.min_scalar_type(len(lengths))
-        self._orders: list[OrderedDict[int, Order]] = [OrderedDict() for _ in lengths]
-        self._lock = threading.Lock()
+        self._orders = [functools.lru_cache(_EPOCHS)(each) for each in make]
 
     def __len__(self) -> int:
         return self._count
@@ -85,13 +83,12 @@ class MixedOrder:
         numbers, start = numbers[by_part], 0
         found = np.empty(len(parts), np.int64)
         counts = np.bincount(parts, minlength=len(self._firsts)).tolist()
-        with self._lock:
-            for part, count in enumerate(counts):
-                if count:
-                    stop = start + count
-                    drawn = self._find_draws(part, numbers[start:stop] + self.begun[part])
-                    found[by_part[start:stop]] = drawn + self._firsts[part]
-                    start = stop
+        for part, count in enumerate(counts):
+            if count:
+                stop = start + count
+                drawn = self._find_draws(part, numbers[start:stop] + self.begun[part])
+                found[by_part[start:stop]] = drawn + self._firsts[part]
+                start = stop
         return found
 
     def _find_draws(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -99,20 +96,10 @@ class MixedOrder:
         size = self.sizes[part]
         first, last = int(draws.min()) // size, int(draws.max()) // size
         if first == last:
-            return self._order(part, first).at(draws - first * size)
+            return self._orders[part](first).at(draws - first * size)
         epochs, places = np.divmod(draws, size)
         found = np.empty(len(draws), np.int64)
         for epoch in np.unique(epochs).tolist():
             its = epochs == epoch
-            found[its] = self._order(part, epoch).at(places[its])
+            found[its] = self._orders[part](epoch).at(places[its])
         return found
-
-    def _order(self, part: int, epoch: int) -> Order:
-        known = self._orders[part]
-        order = known.get(epoch)
-        if order is None:
-            order = self._make[part](epoch)
-            if len(known) == _EPOCHS:
-                known.popitem(last=False)
-            known[epoch] = order
-        return order

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 # Doubled each time: a brief failure costs little.
 _FIRST_PAUSE_S = 0.1
-# Some sixteen tries in the 60 s of retry_s, and work goes on soon after an outage.
+# Some sixteen tries in the 60 s of timeout_s, and work goes on soon after an outage.
 _LONGEST_PAUSE_S = 5.0
 # HTTP: not found, and gone for good. Trying again gives the same.
 _GONE = (404, 410)
@@ -71,13 +71,13 @@ _OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
 async def retry(
     attempt: Callable[[], Awaitable[T]],
     url: str,
-    retry_s: float,
+    timeout_s: float,
     on_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Try until success, a permanent failure, or the end of ``retry_s``.
+    """Try until success, a permanent failure, or the end of ``timeout_s``.
 
     Args:
-        retry_s: seconds after the first failure in which it is tried again.
+        timeout_s: seconds after the first failure in which it is tried again.
         on_retry: called before each further attempt.
         url: the file's URL, for messages.
 
@@ -95,7 +95,7 @@ async def retry(
         except Exception as error:
             now = time.monotonic()
             began = began or now
-            left_s = began + retry_s - now
+            left_s = began + timeout_s - now
             status = _find_status(error)
             if isinstance(error, FileNotFoundError) or status in _GONE:
                 raise FileNotFoundError(errno.ENOENT, _describe(error), url) from error

@@ -73,7 +73,7 @@ class RemoteReader:
 
     def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
         self.requests = options.requests
-        self._retry_s = options.retry_s
+        self._timeout_s = options.timeout_s
         self.retries = 0
         self._files = files
         self._storage = storage
@@ -194,7 +194,7 @@ class RemoteReader:
                 return self._storage.read(found, size)
             return self._storage.read_part(found, start, size, whole_bytes, version)
 
-        return await retry(attempt, url, self._retry_s, self._count_retry)
+        return await retry(attempt, url, self._timeout_s, self._count_retry)
 
     def _count_retry(self) -> None:
         if self._closing is not None:  # a cancellation that came too late for an attempt

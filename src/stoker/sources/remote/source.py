@@ -125,7 +125,7 @@ class Access:
 
         def run(url: str, attempt: Callable[[], Awaitable[R]]) -> R:
             check()
-            again = functools.partial(retry, attempt, url, self.options.retry_s, check)
+            again = functools.partial(retry, attempt, url, self.options.timeout_s, check)
             return run_on(opened.loop, again)
 
         def look_at(url: str) -> T:
@@ -160,4 +160,4 @@ class Access:
         def attempt() -> Awaitable[Entries]:
             return opened.find(path, levels)
 
-        return run_on(opened.loop, lambda: retry(attempt, self.url, self.options.retry_s))
+        return run_on(opened.loop, lambda: retry(attempt, self.url, self.options.timeout_s))

@@ -36,7 +36,7 @@ class RemoteOptions:
 
     Attributes:
         requests: the largest number of files read at a time.
-        retry_s: for how many seconds after its first failure a file or a listing is requested
+        timeout_s: for how many seconds after its first failure a file or a listing is requested
             again.
         storage_options: the arguments of fsspec's file system; a copy of the user's.
 
@@ -44,7 +44,7 @@ class RemoteOptions:
     """
 
     requests: int = 32
-    retry_s: float = 60.0
+    timeout_s: float = 60.0
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,8 +52,8 @@ class RemoteOptions:
             raise TypeError(f"requests is a whole number, not {self.requests!r}")
         if self.requests < 1:
             raise ValueError(f"requests is at least 1, not {self.requests}")
-        if not self.retry_s >= 0:
-            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
+        if not self.timeout_s >= 0:
+            raise ValueError(f"timeout_s is a number of seconds, not {self.timeout_s!r}")
         # A user may change the mapping later, and file systems are opened again and again.
         object.__setattr__(self, "storage_options", dict(self.storage_options))
 

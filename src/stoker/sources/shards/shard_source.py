@@ -253,7 +253,7 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
     text = f"{shard.path} {shard.damage}{which}"
     if is_strict:
         raise ValueError(
-            f"{text}. Write it again; or give on_error=, which leaves out such examples and what "
+            f"{text}. Write it again; or give max_errors=, which leaves out such examples and what "
             "comes behind them"
         )
     warn(f"{text}: what comes behind is left out")

@@ -159,8 +159,8 @@ class PlannedBatch(Batch):
             )
         if before.budget != RAISE:
             raise ValueError(
-                f".{self.call} plans batches before anything is read, and on_error="
-                f"{before.budget} may leave examples out: remove on_error="
+                f".{self.call} plans batches before anything is read, and max_errors="
+                f"{before.budget} may leave examples out: remove max_errors="
             )
         world, sizes, keys = self._check_shard(before.stages), None, None
         if self.key is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stoker.basics.buffers import only_reads
 from stoker.engine.checkpoint import PoolSize
-from stoker.engine.skip import RAISE, Budget, OnError, budget_of
+from stoker.engine.skip import RAISE, Budget, MaxErrors, budget_of
 from stoker.engine.work.step import RowStep
 from stoker.images.image_map import releases_gil
 from stoker.schedule.orders.mixed import part_bits
@@ -109,7 +109,7 @@ def check_budget(
     method: str,
     fn: Any,
     on: Any,
-    on_error: OnError | None,
+    max_errors: MaxErrors | None,
     *,
     is_random: bool = False,
     progress: bool = False,
@@ -128,7 +128,7 @@ def check_budget(
         raise ValueError(f"on= takes a field, or different fields in a list, not {on!r}")
     if any(isinstance(each, bool) or not isinstance(each, (str, int)) for each in fields):
         raise TypeError(f"on= takes a field's name, key or position, or a list of them, not {on!r}")
-    return None if on_error is None else budget_of(on_error)
+    return None if max_errors is None else budget_of(max_errors)
 
 
 def names_of(on: Any) -> Any:

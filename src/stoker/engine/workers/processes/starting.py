@@ -23,7 +23,7 @@ from stoker.basics import resources
 from stoker.basics.process import WORKER_NAME, OwningProcess, has_jax_started
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.work.work import Work
-from stoker.engine.workers.processes.serving import serve
+from stoker.engine.workers.processes.serving import Epoch, serve
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
 from stoker.engine.workers.requests import SLOTS
@@ -272,10 +272,9 @@ class KeptProcesses:
         found = list(self._resting)
         self._resting.clear()
         segments = {id(work.segment) for work in works}
+        epoch = Epoch([work.address for work in works])
         # A dataset that has grown has another segment; so has what an echo makes again.
-        if segments <= self._segments and all(
-            slot.begin([work.address for work in works]) for slot in found
-        ):
+        if segments <= self._segments and all(each.begin(epoch) for each in _processes_of(found)):
             return found
         end(found)
         self._segments = segments
@@ -285,7 +284,10 @@ class KeptProcesses:
         """Keep the processes of an epoch, which are idle, for the next; False: they cannot stay."""
         if not self._process.is_current:
             return False
-        if not all(slot.rest() for slot in slots) or not all(slot.is_at_rest() for slot in slots):
+        processes = _processes_of(slots)
+        if not all(each.rest() for each in processes):
+            return False
+        if not all(each.is_at_rest() for each in processes):
             return False
         self._resting += slots
         return True
@@ -293,6 +295,10 @@ class KeptProcesses:
     def end(self) -> None:
         """End those that rest."""
         _end_kept(self._resting, self._process)
+
+
+def _processes_of(slots: list[ProcessSlot]) -> list[WorkerProcess]:
+    return [slot.process for slot in slots if slot.number == 0]
 
 
 def end_kept() -> None:

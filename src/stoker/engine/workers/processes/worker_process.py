@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
@@ -206,13 +205,18 @@ class WorkerProcess:
 
 
 class ProcessSlot:
-    """One thread's connection to a worker process."""
+    """One thread's connection to a worker process.
+
+    Attributes:
+        number: of the slot; a process has ``SLOTS`` of them.
+        process: the process.
+    """
 
     def __init__(
         self, process: WorkerProcess, number: int, requests: Arena, answers: Arena
     ) -> None:
         self.number = number
-        self._process = process
+        self.process = process
         self._requests = requests
         self._answers = answers
 
@@ -223,11 +227,11 @@ class ProcessSlot:
         Raises WorkerDied when the process ends without an answer, GivenUp if it was ended.
         """
         try:
-            answer = self._process.ask(self.number, request, self._requests, self._answers)
+            answer = self.process.ask(self.number, request, self._requests, self._answers)
         except (EOFError, OSError) as error:
             if isinstance(error, OSError) and resources.lacks_descriptors(error):
                 raise OSError(error.errno, resources.no_descriptors()) from error
-            raise WorkerDied(self._process.how_it_ended()) from error
+            raise WorkerDied(self.process.how_it_ended()) from error
         except (GivenUp, WorkerDied):
             raise
         except Exception as error:  # of a value that does not survive pickling, on either way
@@ -240,48 +244,15 @@ class ProcessSlot:
     @property
     def spot(self) -> Spot | None:
         """Where the process is; None if nobody watches it."""
-        return None if self._process.signs is None else self._process.signs.spot
-
-    @property
-    def crew(self) -> list[WorkerProcess]:
-        """The processes of the run."""
-        return self._process.crew
-
-    @property
-    def name(self) -> str:
-        """The process in messages."""
-        return self._process.name
-
-    def stack(self) -> list[traceback.FrameSummary]:
-        """Return the stack of the process' main thread; none if it cannot be read."""
-        return self._process.stack()
-
-    def give_up(self) -> None:
-        """End the process, which is stuck; a thread that waits for it starts another."""
-        self._process.give_up()
-
-    def begin(self, addresses: list[WorkAddress]) -> bool:
-        """Have the process begin another epoch; ``addresses`` are those of its works, by depth.
-
-        False if it has ended.
-        """
-        return self.number > 0 or self._process.begin(Epoch(addresses))
-
-    def rest(self) -> bool:
-        """Ask the process to come to rest. False if it is busy, or has ended."""
-        return self.number > 0 or self._process.rest()
-
-    def is_at_rest(self) -> bool:
-        """Wait until the process has come to rest. False if it does not, or has ended."""
-        return self.number > 0 or self._process.is_at_rest()
+        return None if self.process.signs is None else self.process.signs.spot
 
     def stop(self) -> None:
         """End the process, by ``WorkerProcess.dismiss``."""
-        if self.number == 0 or self._process.is_busy:
-            self._process.dismiss()
+        if self.number == 0 or self.process.is_busy:
+            self.process.dismiss()
 
     def close(self) -> None:
         """End the process, and free its memory; it must not be used any more."""
-        self._process.close()
+        self.process.close()
         for arena in (self._requests, self._answers):
             arena.close()

@@ -1,0 +1,71 @@
+"""``stoker feed``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stoker.cli import report_errors
+
+
+def feed(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="A function without arguments that returns a pipeline; or module:FUNCTION.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="The name by which jobs take the feed.")],
+    staging: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches that shared memory may hold (default: 8; if the pipeline yields "
+            "examples, 64 chunks of up to 64 of them)."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Jobs to wait for before the first epoch begins.")
+    ] = 1,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds that the other jobs wait for a job that does not respond."
+        ),
+    ] = 60.0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Also serve jobs on other hosts, at this address of this host on the cluster's "
+            "network. Default: this host only.",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Do not encrypt the traffic with other hosts; their jobs must say so, too.",
+        ),
+    ] = False,
+) -> None:
+    """Prepare each epoch once, for several jobs on this host and on others.
+
+    In a job, stoker.from_feed(NAME) is a pipeline like any other: augment, echo, batch and move
+    there. Each job gets every batch exactly once per epoch. A job joins at the beginning of an
+    epoch, and may leave or be killed at any moment. The slowest job sets the pace; a table, printed
+    every ten seconds, shows which one that is. Ctrl-C ends the feed.
+
+    Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
+    """
+    from stoker.adapters.entrypoint import target_of
+    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.feed_view import serve
+
+    with report_errors("feed", ImportError, TypeError, ValueError):
+        serve(
+            FeedSettings(
+                name, target_of(target), staging, jobs, timeout_s, listen=listen, insecure=insecure
+            )
+        )

@@ -1,0 +1,153 @@
+"""A feed for the jobs of a Ray cluster: its feeder is a named actor, which Ray starts and restarts.
+
+The first job's node gets the actor. If the feeder is killed, Ray restarts it there; if its node is
+lost, on another node. It ends with its last job. Outputs go over its socket, or over a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import time
+import traceback
+from typing import Any, NamedTuple
+
+from stoker.basics.future import OneShot, start_thread
+from stoker.errors import ClusterError, FeedError, StokerError
+from stoker.feeds import local_socket, remote
+from stoker.feeds.autostart import FeedSettings
+from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
+from stoker.transport.address import join_address
+from stoker.transport.link import LinkError, LinkRefused
+from stoker.transport.ray_session import (
+    check_installed,
+    end_with_raylet,
+    find_or_start,
+    require_ray,
+)
+from stoker.transport.secret import new_token
+
+_FEATURE = 'stoker.feed(cluster="ray")'
+_NAMESPACE = "stoker-feeds"
+# How long Ray's head may take. It answers in milliseconds, or never if it is gone. Chosen, not
+# measured.
+_ANSWER_S = 10.0
+# How long a feeder may take to start, on another node after its own was lost: Ray notices that
+# after some 30 s, and imports from a cold disk take long. Chosen, not measured.
+_START_S = 120.0
+# The wait before a feeder that is just ending or starting is tried again. Chosen, not measured.
+_RETRY_S = 0.2
+
+
+class FeederPlace(NamedTuple):
+    """The way to a feeder, or why there is none.
+
+    Attributes:
+        node: its node.
+        address: its ``host:port``.
+        token: the secret of connections to it.
+        error: why it did not start; empty if it runs.
+    """
+
+    node: str
+    address: str
+    token: bytes
+    error: str = ""
+
+
+class FeederActor:
+    """Runs a feeder as a Ray actor. ``token`` is the secret of connections from other nodes."""
+
+    def __init__(self, settings: FeedSettings, token: bytes) -> None:
+        import ray
+
+        end_with_raylet(before_exit=end_what_is_kept)
+        become_feeder(settings)
+        node = ray.get_runtime_context().get_node_id()
+        here = join_address(ray.util.get_node_ip_address(), 0)
+        try:
+            listener = local_socket.listen(settings.name)
+            if listener is None:
+                raise FeedError(f"there is already a feed {settings.name!r} on node {node}")
+            feeder = open_server(listener, dataclasses.replace(settings, listen=here), token)
+        except (ImportError, StokerError, TypeError, ValueError) as error:
+            self._place = FeederPlace(node, "", token, f"{error}")
+            return
+        self._place = FeederPlace(node, feeder.address, token)
+        start_thread("stoker-feeder", self._serve, ray, feeder)
+
+    def place(self) -> FeederPlace:
+        return self._place
+
+    def _serve(self, ray: Any, feeder: Any) -> None:
+        """Serve until the last job is gone; then end this actor for good."""
+        try:
+            with contextlib.closing(feeder):
+                feeder.serve()
+        except BaseException:
+            traceback.print_exc()
+        end_what_is_kept()
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
+def connect_in_cluster(settings: FeedSettings) -> socket.socket:
+    """Connect to the feeder of the cluster; have Ray start it if there is none.
+
+    Raises FeedError; ClusterError if this process has joined no cluster, or if the cluster's head
+    does not answer; ImportError if Ray is not installed.
+    """
+    check_installed(_FEATURE)
+    ray = require_ray(_FEATURE)
+    node = ray.get_runtime_context().get_node_id()
+    until_s = time.monotonic() + _START_S
+    while True:
+        try:
+            actor = _find_feeder(settings)
+            left_s = max(0.0, until_s - time.monotonic())
+            place = FeederPlace(*ray.get(actor.place.remote(), timeout=left_s))
+            if place.error:
+                ray.kill(actor)
+                raise FeedError(place.error)
+            if place.node != node:
+                return remote.connect(place.address, place.token, insecure=settings.insecure)
+            connection = local_socket.connect(settings.name)
+            if connection is not None:
+                return connection
+            cause: Exception | None = None
+        except LinkRefused as error:
+            raise FeedError(f"cannot join the feed {settings.name!r}: {error}") from error
+        except (LinkError, ray.exceptions.RayError) as error:
+            cause = error  # it is just ending, or its node is lost
+        if time.monotonic() > until_s:
+            raise FeedError(
+                f"the feeder of {settings.name!r} does not start: {cause or 'it does not listen'}"
+            ) from cause
+        time.sleep(_RETRY_S)
+
+
+def _find_feeder(settings: FeedSettings) -> Any:
+    """Return the feed's actor, which may just start. Raises ClusterError after a time limit.
+
+    Ray's client has no time limit, and would wait for ever for a head node that is gone.
+    """
+    found: OneShot[Any] = OneShot()
+
+    def ask() -> None:
+        try:
+            arguments = settings, new_token()
+            found.give(
+                find_or_start(FeederActor, settings.name, _NAMESPACE, *arguments, may_move=True)
+            )
+        except BaseException as error:
+            found.give(error=error)
+
+    # A thread of its own: it may never end.
+    start_thread("stoker-feed-find", ask)
+    try:
+        return found.wait(_ANSWER_S)
+    except Exception as error:  # Ray raises many types
+        raise ClusterError(
+            f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'no answer within {_ANSWER_S:.0f} s'})"
+        ) from error

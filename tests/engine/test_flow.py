@@ -288,7 +288,8 @@ def test_a_cache_stands_among_the_operations_and_in_the_names() -> None:
     assert isinstance(behind, Segment)
     assert segment.cache is chain.flow.cache
     assert segment.cache is not None
-    assert segment.cache.cache is chain.stages[1].cache
+    stage: Any = chain.stages[1]
+    assert segment.cache.cache is stage.cache
     assert segment.cache_at == 1
     assert segment.names == [chain.source.name, *(stage.name for stage in chain.stages[:3])]
     assert behind.cache is None

@@ -178,15 +178,15 @@ class Pipeline(EpochApi[T]):
         It stands behind ``shuffle`` and ``shard``. A rank's rows come longest first.
 
         Args:
-            sizes: numbers ``[n]``, one for each example of the source (its length, in general), or
-                the field that has them.
+            sizes: numbers ``[n]``, one for each example of the source (its length, in general), the
+                field that has them, or a function for ``sizes()``, which reads all examples now.
             cost: called once with these numbers, as an array; returns what examples cost, such as
                 ``lambda n: n + n * n / 4096``.
 
         Raises ValueError or TypeError for numbers that do not fit, and ValueError over streams,
         mixtures, and behind ``filter``, ``echo`` or ``batch``.
         """
-        return self._then(Balance.of(sizes, cost))
+        return self._then(Balance.of(self._numbers(sizes), cost))
 
     def select(self, which: Any) -> Pipeline[T]:
         """Keep some examples of a source, by number; nothing is read. In the source's order.
@@ -253,7 +253,11 @@ class Pipeline(EpochApi[T]):
         Raises ValueError after ``filter``, ``echo`` or ``batch`` and on a loader: ``.steps(n)``
         ends an epoch after ``n`` batches. With a seed as ``select``.
         """
-        return self._then(Take.of(n) if seed is None else sample_of(self.chain, n, seed))
+        if seed is not None:
+            return self._then(sample_of(self.chain, n, seed))
+        taken = Take.of(n)
+        taken.warn_of_one_class(self.chain)
+        return self._then(taken)
 
     def skip(self, n: int) -> Pipeline[T]:
         """Drop the first ``n`` examples of every epoch: the opposite of ``take(n)``.
@@ -501,9 +505,10 @@ class Pipeline(EpochApi[T]):
 
         Args:
             max_tokens: the most tokens in a batch: its rows times the longest, with padding.
-            sizes: of examples: whole numbers ``[n]`` in the order of the source, or the field that
-                has them.
-            key: numbers or text ``[n]``, or a field: examples of one batch have equal keys.
+            sizes: of examples: whole numbers ``[n]`` in the order of the source, the field that
+                has them, or a function for ``sizes()``, which reads all examples now.
+            key: numbers or text ``[n]``, a field, or a function likewise: examples of one batch
+                have equal keys.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: ``max_tokens`` is the sum of the sizes, as without padding.
@@ -512,8 +517,9 @@ class Pipeline(EpochApi[T]):
         Raises ValueError after ``filter``, ``echo``, ``scan`` or ``pack``, over streams, and when
         iterated for an example larger than a batch; TypeError for other arguments.
         """
-        limits = (multiple_of, max_rows, padded)
-        return self._then(PlannedBatch.by_tokens(max_tokens, sizes, key, *limits, collate))
+        numbers = self._numbers(sizes), self._numbers(key)
+        limits = multiple_of, max_rows, padded
+        return self._then(PlannedBatch.by_tokens(max_tokens, *numbers, *limits, collate))
 
     def bucket(
         self, batch_size: int, key: Any, *, collate: Callable[[list[Any]], Any] | None = None
@@ -524,10 +530,14 @@ class Pipeline(EpochApi[T]):
 
         Args:
             batch_size: the most examples in a batch; the last ones of a key may be fewer.
-            key: numbers or text ``[n]`` in the order of the source, or the field that has them.
+            key: numbers or text ``[n]`` in the order of the source, the field that has them, or a
+                function for ``sizes()``, which reads all examples now.
             collate: as in ``batch``.
         """
-        return self._then(PlannedBatch.by_key(batch_size, key, collate))
+        return self._then(PlannedBatch.by_key(batch_size, self._numbers(key), collate))
+
+    def _numbers(self, given: Any) -> Any:
+        return self.sizes(given) if callable(given) else given
 
     def sizes(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.

@@ -239,6 +239,18 @@ def test_each_example_is_validated_in_one_fold(length: int, k: int, seed: int) -
         data.folds(1)
 
 
+def test_the_first_examples_of_a_folder_are_said_to_be_of_one_class(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            (tmp_path / name / f"{number}.wav").write_bytes(b"x")
+    data = stoker.from_folder(tmp_path, extensions=[".wav"], seed=0)
+    with pytest.warns(UserWarning, match=r"one class, 'cat'.* \.take\(3, seed=0\)"):
+        assert [x.label for x in data.take(3)] == [0, 0, 0]
+    for mixed in (data.take(5), data.take(4, seed=1), data.shuffle().take(3), data.skip(2).take(3)):
+        assert len({x.label for x in mixed}) == 2
+
+
 def test_a_seed_takes_examples_of_all_classes() -> None:
     data = stoker.from_arrays(np.arange(90) // 30, seed=5)
     first, drawn = data.take(12), data.take(12, seed=1)

@@ -282,6 +282,20 @@ def test_measure_asks_all_examples_in_order() -> None:
             wrong.sizes(int)
 
 
+def test_a_function_measures_all_examples_first() -> None:
+    data = [np.arange(n % 9 + 1) for n in range(60)]
+    lengths = [len(each) for each in data]
+    train = stoker.from_dataset(data, seed=1).shuffle()
+    builds: list[Callable[[Any], stoker.Pipeline]] = [
+        lambda sizes: train.batch_by_tokens(40, sizes, collate=list),
+        lambda sizes: train.bucket(4, sizes, collate=list),
+        lambda sizes: train.shard(rank=0, world_size=2).balance(sizes).batch(4, collate=list),
+    ]
+    for build in builds:
+        found, expected = ([[len(x) for x in b] for b in build(each)] for each in (len, lengths))
+        assert found == expected
+
+
 def test_what_cannot_be_planned_is_refused() -> None:
     begun = TOKENS.begun()
     size = LENGTHS

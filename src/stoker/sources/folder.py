@@ -260,6 +260,8 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
     def local_path(self, index: int) -> str | None:
         return None if self._listed is not None else self._above + self._paths[index]
 
+    lies_by_class = True
+
     def labels(self, field: str | int | None = None) -> NDArray[np.int64]:
         if field not in (None, "label", 1, -1):
             raise TypeError(f"the labels of {self.name} are in the field 'label', not {field!r}")

@@ -166,12 +166,14 @@ class IndexedSource(Source[Any], SourceBase):
         runs_user_code: whether reading runs the user's Python code, which may draw from global
             random generators.
         takes_many: whether ``fetch`` reads many examples in one go.
+        lies_by_class: whether its examples lie class by class, as those of a folder do.
     """
 
     is_indexed = True
     is_counted = True
     runs_user_code: bool = False
     takes_many: bool = True
+    lies_by_class: bool = False
 
     def __getitem__(self, index: int, /) -> Any:
         (example,) = self.fetch([index])

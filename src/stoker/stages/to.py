@@ -183,7 +183,7 @@ def torch_device(device: Any) -> str:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(".to_torch() needs PyTorch: pip install 'stoker[torch]'") from error
+        raise ImportError(".to_torch() needs PyTorch: pip install torch") from error
     if not isinstance(device, (str, int, torch.device)) or isinstance(device, bool):
         raise TypeError(
             f".to_torch() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the "

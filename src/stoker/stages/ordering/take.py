@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
 from stoker.errors import CombinationError
 from stoker.schedule.selection import Selection
+from stoker.sources.origin import IndexedSource
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
@@ -52,6 +56,23 @@ class Take(ChainStage):
                 f".{self.method}() cannot follow {stage.name}: put it before ({self.of_batches})"
             )
         return self
+
+    def warn_of_one_class(self, before: ChainView) -> None:
+        """Warn where the first examples of a folder that is sorted by class are all of one."""
+        source = before.source
+        if not isinstance(source, IndexedSource) or not source.lies_by_class:
+            return
+        if before.selection.is_shuffled:
+            return
+        first = before.selection.candidates(len(source)).at(range(min(self.n, len(source))))
+        labels = source.labels()
+        kept = np.unique(labels[first])
+        if len(kept) == 1 and len(np.unique(labels)) > 1:
+            name = source.attribute("class_names")[kept[0]]
+            warn(
+                f".{self.call} keeps examples of one class, {name!r}, since "
+                f"{source.name} is sorted by class: .take({self.n}, seed=0) draws them from all"
+            )
 
     def select(self, selection: Selection) -> Selection:
         return selection.take(self.n)

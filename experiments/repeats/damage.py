@@ -243,9 +243,10 @@ def missing(found: Sequence[Cost]) -> list[str]:
         f"{uses} uses ({', '.join(arm.distance for arm in absent if arm.uses == uses)})"
         for uses in sorted({arm.uses for arm in absent})
     )
+    not_yet = f"Not yet: {said}." if said else "None is missing."
     return [
-        f"Of the {len(wanted)} registered arms of the language model {len(wanted) - len(absent)} "
-        f"have run, on one of two busy processor cores. {f'Not yet: {said}.' if said else ''}"
+        f"{len(wanted) - len(absent)} of {len(wanted)} registered arms of the language model have "
+        f"run, on one of two busy processor cores. {not_yet}"
     ]
 
 

@@ -68,7 +68,6 @@ HEAVY = {  # what they import
     "frameworks.md",
     "jax.md",
     "keras.md",
-    "sources-in-depth.md",
     "sources.md",
 }
 

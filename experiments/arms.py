@@ -11,7 +11,7 @@ import stoker
 from experiments.images import ImageSet
 from experiments.storage import Source
 from experiments.workloads import augment, augment_one
-from stoker.steps.echo import DEFAULT_MAX_FACTOR
+from stoker.echoing.stage import DEFAULT_MAX_FACTOR
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker
-from stoker.engine.echo.adaptive import OnDemandPolicy
+from stoker.echoing.adaptive import OnDemandPolicy
+from stoker.echoing.stage import DEFAULT_MIN_DISTANCE
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot, carry_over
-from stoker.steps.echo import DEFAULT_MIN_DISTANCE
 
 WINDOW_BATCHES = 8
 """Fresh batches that may be ready in front of the echo, or in the making."""

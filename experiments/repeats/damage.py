@@ -55,6 +55,8 @@ class Cost(NamedTuple):
     """Whether a lower or higher rate than those that were tried might be better."""
     damage: Around
     """The share of the compute that was in vain."""
+    most: float
+    """The largest share that can be told: all that is worse than the shortest fresh training."""
 
     @property
     def worth(self) -> Around:
@@ -87,7 +89,8 @@ def costs(rows: Sequence[Row]) -> list[Cost]:
             paired = [loss / other * medians[-1][1] for loss, other in pairs]
             damages = [1 - steps_for(loss, medians) / longest for loss in paired]
             arm = Arm(row["distance"], row["uses"], row["steps"])
-            found.append(Cost(model, arm, row["is_at_edge"], Around.of(damages)))
+            most = 1 - medians[0][0] / longest
+            found.append(Cost(model, arm, row["is_at_edge"], Around.of(damages), most))
     return found
 
 
@@ -136,7 +139,8 @@ _ORDER = ["next step", "8 steps", "pool of 16", "pool of 64", "an epoch", SUBSET
 
 
 def _marked(cost: Cost) -> str:
-    return f"({cost.damage})" if cost.is_at_edge else str(cost.damage)
+    text = str(cost.damage) if cost.damage.median < cost.most else f"> {cost.most:.2f}"
+    return f"({text})" if cost.is_at_edge else text
 
 
 def against(found: Sequence[Cost]) -> list[str]:
@@ -166,6 +170,13 @@ def against(found: Sequence[Cost]) -> list[str]:
     }
     said = [f"**{name}**: {'; '.join(cases)}." for name, cases in points.items() if cases]
     never = [name[0].lower() + name[1:] for name, cases in points.items() if not cases]
+    lost = [
+        f"{TITLES[c.model]}, {c.arm.distance}, {c.arm.uses} uses{', an edge' * c.is_at_edge}"
+        for c in found
+        if c.arm.distance not in (SUBSET, "evenly") and c.worth.high < 1
+    ]
+    if lost:
+        said.append(f"**Worth less than no repeats at all**: {'; '.join(lost)}.")
     tenth = []
     for model in TITLES:
         one, worst = cost_of(found, model, "evenly", 2), worst_subset(found, model)
@@ -232,9 +243,10 @@ def missing(found: Sequence[Cost]) -> list[str]:
         f"{uses} uses ({', '.join(arm.distance for arm in absent if arm.uses == uses)})"
         for uses in sorted({arm.uses for arm in absent})
     )
+    not_yet = f"Not yet: {said}." if said else "None is missing."
     return [
-        f"Of the {len(wanted)} registered arms of the language model {len(wanted) - len(absent)} "
-        f"have run, on one of two busy processor cores. {f'Not yet: {said}.' if said else ''}"
+        f"{len(wanted) - len(absent)} of {len(wanted)} registered arms of the language model have "
+        f"run, on one of two busy processor cores. {not_yet}"
     ]
 
 

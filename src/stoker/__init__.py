@@ -51,7 +51,7 @@ from stoker.errors import (
 from stoker.pipeline import Pipeline
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
-from stoker.steps.scan import DROP
+from stoker.stages.scan import DROP
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:

@@ -12,7 +12,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.thread_safety import thread_safe
 from stoker.basics.validate import is_whole_number
-from stoker.stages.batching.builder import Builder
+from stoker.batching.builder import Builder
 
 
 class Padded(NamedTuple):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from stoker.chain.chain import Chain
+from stoker.engine.skip import RAISE, MaxErrors, budget_of
 from stoker.pipeline import Pipeline
 from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.progress import Progress
@@ -17,7 +18,6 @@ from stoker.sources.mixture import MixedPart, MixtureSource
 from stoker.sources.origin import IndexedSource
 from stoker.sources.over import ConcatSource, PairedSource
 from stoker.stages.functions.operation import OfPart, Operation
-from stoker.stages.skip import RAISE, MaxErrors, budget_of
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
+from stoker.echoing.stage import Factor
+from stoker.engine.skip import MaxErrors
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import of_dataset
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths
-from stoker.stages.skip import MaxErrors
-from stoker.steps.echo import Factor
-from stoker.steps.iterable import IterableSource
-from stoker.steps.loader import LoaderSource
+from stoker.stages.iterable import IterableSource
+from stoker.stages.loader import LoaderSource
 
 if TYPE_CHECKING:
     from stoker.sources.folder import LabeledFile, LabeledImage

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import foreign
+from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_api import EpochApi
@@ -20,30 +21,29 @@ from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
+from stoker.echoing.stage import Echo, Factor
+from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.joining import Packed
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.filter import Filter
+from stoker.stages.late import Late
 from stoker.stages.map import Map
 from stoker.stages.ordering.order import OwnOrder
 from stoker.stages.ordering.select import Select, folds_of, parts_of, sample_of
 from stoker.stages.ordering.shuffle import Shuffle
 from stoker.stages.ordering.take import SkipFirst, Take
 from stoker.stages.ordering.weighted import Sample
+from stoker.stages.pack import Pack
+from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
-from stoker.stages.skip import MaxErrors
 from stoker.stages.stage import ChainStage
+from stoker.stages.to import To, torch_device
 from stoker.stats import Stats, as_metrics
-from stoker.steps.echo import Echo, Factor
-from stoker.steps.late import Late
-from stoker.steps.pack import Pack
-from stoker.steps.scan import Scan
-from stoker.steps.to import To, torch_device
 
 U = TypeVar("U")
 Int = int | None

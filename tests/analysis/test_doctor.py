@@ -67,7 +67,7 @@ def test_what_is_not_installed_is_named_with_its_use_and_the_extra(tmp_path: Pat
     path = os.pathsep.join([str(source), str(tmp_path)])
     found = report("-S", PYTHONPATH=path, PYTHONWARNINGS="")
     uses = "from_parquet, from_csv, from_table"
-    missing = f"not installed; needed for {uses}: pip install 'stoker[parquet]'"
+    missing = f"not installed; needed for {uses}: pip install pyarrow"
     assert found["pyarrow"] == (missing, "")
     assert found["native path"][0].startswith("not in use")
     assert "PyTorch" not in found["GPU"][0]

@@ -55,7 +55,7 @@ def stores(version: str) -> list[str]:
 
 
 def spec(version: str) -> str:
-    cache = plain().cache("8MiB", cluster="ray", version=version).chain.plan.cache.cache
+    cache = plain().cache("8MiB", cluster="ray", version=version).chain.flow.cache.cache
     return cache._spec.digest().hex()  # type: ignore[union-attr, no-any-return]
 
 
@@ -141,7 +141,7 @@ def meet(version: str, *places: str) -> None:
         options = {"num_cpus": 0, "resources": {place: 1}}
         ray.get(
             ray.remote(**options)(
-                lambda: bool(cached(version).chain.plan.cache.cache.open())
+                lambda: bool(cached(version).chain.flow.cache.cache.open())
             ).remote()
         )
 

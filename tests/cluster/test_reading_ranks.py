@@ -27,7 +27,7 @@ TRAINED = """
             told[name].append(getattr(cache, name))
         dist.barrier()
         time.sleep(0.5)  # what was read in the first epoch reaches its owners
-    owners = cached.chain.plan.cache.cache.owner_map()
+    owners = cached.chain.flow.cache.cache.owner_map()
     kept = [owners.members[number].name for number in owners.owners(np.array(told["ids"][2]))]
     told["away"] = sum(name != hosts[RANK] for name in kept)
 """

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import children
 from stoker import testing
-from stoker.engine.echo import prefetch
+from stoker.engine import prefetch
 from stoker.schedule.echo_record import decode
 from strategies import (
     POINTS,
@@ -265,7 +265,7 @@ def assert_apart(
 
 def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
     """Return how many fresh items each step of an epoch took, as far as is decided."""
-    point, echo = pipeline.chain.plan.pool, decode(pipeline.record(), None).echo
+    point, echo = pipeline.chain.flow.echo, decode(pipeline.record(), None).echo
     assert point is not None
     assert echo is not None
     return [min(code, point.group) for code in echo.epochs[epoch].codes]

@@ -6,16 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.engine.build import EpochStreams
-from stoker.engine.checkpoint import Position, resume_points, row
+from stoker.engine.checkpoint import PoolSize, Position, resume_points, row
+from stoker.engine.epoch import EpochStreams
 from stoker.engine.items import PulledStream
-from stoker.engine.stream_stage import EpochSetup
+from stoker.engine.setup import EpochSetup
 from stoker.engine.survivors import FilteredStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.make import Workers
 from stoker.engine.workers.tuning import Autotuner
 from stoker.pipeline import Pipeline
-from stoker.stages.stage import PoolSize
 
 
 class Epoch:
@@ -44,7 +43,7 @@ class Epoch:
             tuned.settle(workers)  # from the beginning: nothing is measured
         self.streams = EpochStreams(
             EpochSetup(
-                chain.plan,
+                chain.flow,
                 chain.seed,
                 0,
                 tuned,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
-from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
-from stoker.engine.plan.address import WorkAddress
+from stoker.engine.prefetch import Prefetcher
+from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -23,9 +23,9 @@ from stoker.errors import StageError
 from stoker.schedule import rng
 from stoker.schedule.selection import Selection
 from stoker.sources.passes import interrupt
-from stoker.steps.iterable import IterableHead, IterableSource
-from stoker.steps.loader import LoaderHead, LoaderSource
-from stoker.steps.to import DeviceStream, Mover
+from stoker.stages.iterable import IterableHead, IterableSource
+from stoker.stages.loader import LoaderHead, LoaderSource
+from stoker.stages.to import DeviceStream, Mover
 from strategies import few
 
 

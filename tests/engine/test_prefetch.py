@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.prefetch import Prefetcher
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.steps.loader import LoaderHead, LoaderSource
+from stoker.stages.loader import LoaderHead, LoaderSource
 from strategies import few
 
 LONG_S = 60.0

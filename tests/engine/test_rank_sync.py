@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.echo import rank_sync
-from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy
+from stoker.echoing import rank_sync
+from stoker.echoing.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy
 from stoker.engine.items import Planning, WouldBlock
 from stoker.schedule.pools.adaptive import AdaptivePool
 

@@ -20,13 +20,12 @@ from strategies import Faulty, few
 def work_of(pipeline: Pipeline[Any], segment: int = 0) -> Work:
     """Return the work of a segment in the first epoch."""
     chain = pipeline.chain
-    plan = chain.plan
+    flow = chain.flow
     order = None
-    if plan.indexed is not None:
-        order = plan.selection.rank_order(len(plan.indexed), chain.seed, 0)
-    part = plan.segments[segment]
-    address = plan.address(part.at, chain.seed, 0)
-    return Work(part, address, plan.indexed, order)
+    if flow.indexed is not None:
+        order = chain.selection.rank_order(len(flow.indexed), chain.seed, 0)
+    part = flow.segments[segment]
+    return Work(part, flow.address(part.at, chain.seed, 0), flow.indexed, order)
 
 
 def made(work: Work, numbers: list[int], uses: list[int] | None = None) -> list[Any]:
@@ -103,7 +102,7 @@ def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> Non
     error = error_of(values[1])
     assert error.stage == "map(fail_on_three)"
     assert error.index == order.span(8, 9)[0]  # its address, not its value
-    assert (values[1].part, values[1].account) == (0, chain.plan.maps[0].account)
+    assert (values[1].part, values[1].account) == (0, chain.flow.steps[0].account)
     assert values[1].account > 0
 
 

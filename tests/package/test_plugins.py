@@ -23,7 +23,7 @@ PACKAGE = """
         if options:
             raise ValueError(f"other workers take no options, not {options}")
 
-    def make_pool(workers, plan, host, autotuner, kept):
+    def make_pool(workers, host, autotuner, kept):
         print("pool of", workers.count)
         return WorkerPool(workers.count, max(1, len(host)), autotuner)
 

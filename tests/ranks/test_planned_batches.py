@@ -134,7 +134,7 @@ TOKENS = Case(LENGTHS, None, {"max_tokens": 400})
 def test_workers_are_sent_no_sizes() -> None:
     lengths = np.full(100_000, 3)
     train = stoker.from_arrays(np.arange(100_000), seed=1).batch_by_tokens(30, lengths)
-    (segment,) = train.chain.plan.segments
+    (segment,) = train.chain.flow.segments
     assert len(pickle.dumps(segment.batch)) < 2_000
     assert segment.batch is not None
     assert segment.batch.name == train.chain.stages[0].name == "batch_by_tokens(30, sizes=...)"

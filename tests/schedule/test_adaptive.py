@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.engine.echo.adaptive import OnDemandPolicy
+from stoker.echoing.adaptive import OnDemandPolicy
 from stoker.schedule.pools import adaptive
 from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, pack, unpack
 from stoker.schedule.pools.fixed import Draw

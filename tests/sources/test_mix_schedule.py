@@ -278,7 +278,7 @@ def test_what_says_no_weights_is_refused() -> None:
             stoker.mix([a, b], weights=[1, functools.partial(constant, weight)])
     with pytest.raises(stoker.StageError, match=r"all weights are 0 for Progress"):
         stoker.mix([a, b], weights=[lambda time: 0, lambda time: 0])
-    late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.progress < 0.5)], seed=0)
+    late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.fraction < 0.5)], seed=0)
     with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):
         iter(late.batch(8))
     with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):

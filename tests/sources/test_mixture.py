@@ -248,7 +248,7 @@ def test_rows_of_arrays_are_gathered_as_they_are_read_one_by_one() -> None:
         return stoker.mix(parts, weights=[1, 2, 3], seed=1)
 
     gathered = build().batch(8)
-    assert gathered.chain.plan.segments[0].rows is not None
+    assert gathered.chain.flow.segments[0].rows is not None
     single = build().map(lambda x: x).batch(8)
     assert stream(gathered) == stream(single) == stream(build().batch(8).workers(0))
     check_resume(lambda: build().batch(8))

@@ -355,7 +355,7 @@ def test_numbers_of_several_types_become_one_dtype(values: list[Any], how: tuple
 @given(st.lists(numbers, min_size=1, max_size=24), st.lists(st.integers(0, 24), max_size=4))
 def test_numbers_are_the_same_in_any_pieces(values: list[Any], cuts: list[int]) -> None:
     from stoker.basics.buffers import Recycler
-    from stoker.stages.batching.builder import Builder, collated
+    from stoker.batching.builder import Builder, collated
 
     whole, pieces = (Builder(len(values), None, Recycler()) for _ in range(2))
     whole.put(0, values)

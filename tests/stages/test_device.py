@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.steps.to import To
+from stoker.stages.to import To
 from stoker.testing import equal
 
 

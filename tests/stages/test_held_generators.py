@@ -25,7 +25,7 @@ from stoker.basics.generators import (
     generator_of,
     global_generators,
 )
-from stoker.stages.functions.held_generators import find_generators
+from stoker.engine.work.held_generators import find_generators
 
 KINDS: dict[str, Callable[[], Any]] = {
     "random": lambda: random.Random(0),

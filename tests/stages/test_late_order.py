@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.steps.late import LateOrder, Sizes
+from stoker.stages.late import LateOrder, Sizes
 from strategies import few
 
 

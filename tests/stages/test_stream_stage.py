@@ -16,9 +16,9 @@ import stoker
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
-from stoker.stages.stage import ChainView, Traits
+from stoker.stages.stage import ChainView, StreamStage, Traits
 from strategies import signed
 
 

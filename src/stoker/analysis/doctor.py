@@ -25,17 +25,17 @@ from stoker.cli import report_errors
 from stoker.errors import CacheError
 from stoker.version import __version__
 
-# What each optional package is for, and the extra that brings it.
+# What each optional package is for, and what pip installs for it.
 _OPTIONAL = {
     "torch": ("tensors, .to_torch(), DataLoader", "torch"),
-    "pillow": ("images.decode", "images"),
-    "stoker-native": ("JPEG crops, pixels of networks and token windows in C", "fast"),
-    "pyarrow": ("from_parquet, from_csv, from_table", "parquet"),
-    "fsspec": ("remote storage (s3://, https://)", "remote"),
+    "pillow": ("images.decode", "pillow"),
+    "stoker-native": ("JPEG crops, pixels of networks and token windows in C", "./native"),
+    "pyarrow": ("from_parquet, from_csv, from_table", "pyarrow"),
+    "fsspec": ("remote storage (s3://, https://)", "'fsspec[http,s3]'"),
     "jax": ("JAX arrays", "jax"),
     "keras": ("Keras", "keras"),
-    "cryptography": ("caches and feeds across hosts, actors of Ray", "cluster"),
-    "ray": ('.workers(kind="ray"), caches under Ray', "ray"),
+    "cryptography": ("caches and feeds across hosts, actors of Ray", "cryptography"),
+    "ray": ('.workers(kind="ray"), caches under Ray', "'ray[tune]' cryptography"),
 }
 _REQUIRED = ("numpy", "lmdb", "msgspec", "psutil", "rich", "typer", "xxhash")
 # Docker gives containers this much by default: one batch of large images, and no cache, fits in it.
@@ -90,9 +90,9 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _REQUIRED))
-    for name, (use, extra) in _OPTIONAL.items():
+    for name, (use, package) in _OPTIONAL.items():
         version = _version(name)
-        missing = f"not installed; needed for {use}: pip install 'stoker[{extra}]'"
+        missing = f"not installed; needed for {use}: pip install {package}"
         yield Finding(name, version or missing)
 
 

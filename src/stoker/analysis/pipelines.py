@@ -25,6 +25,7 @@ from stoker.basics import resources
 from stoker.errors import CacheWarning
 from stoker.pipeline import Pipeline
 from stoker.stages.cache import CacheStage
+from stoker.stages.map import Map
 from stoker.stats import Stats
 
 # The fewest batches of a phase: one for each block of an interval (analysis/model/rates.py).
@@ -279,7 +280,8 @@ class PipelineJob:
             seen[stage.name] += 1  # of two stages of one name each has its own rate
             name = stage.name if seen[stage.name] == 1 else f"{stage.name} ({seen[stage.name]})"
             self.trace.stages.setdefault(name, []).append((stage.examples, stage.seconds))
-        random = {stage.name: stage.is_random for stage in self._pipeline.chain.plan.maps}
+        steps = self._pipeline.chain.flow.steps
+        random = {step.name: step.is_random for step in steps if isinstance(step, Map)}
         behind_source = stats.stages[1:]
         costs_s = [stage.seconds / max(1, stage.examples) for stage in behind_source]
         maps = [place for place, stage in enumerate(behind_source) if stage.name in random]
@@ -290,7 +292,7 @@ class PipelineJob:
 
 def _list_files(pipeline: Pipeline) -> list[str]:
     """Return the files of all examples; none if some examples are not files of their own."""
-    source = pipeline.chain.plan.indexed
+    source = pipeline.chain.indexed
     if source is None:
         return []
     found = itertools.takewhile(bool, map(source.local_path, range(len(source))))

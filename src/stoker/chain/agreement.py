@@ -18,7 +18,7 @@ from stoker.chain.chain import Chain
 from stoker.distributed.store_exchange import answer_timeout_s, exchange_among
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
-from stoker.stages.shard import Shard
+from stoker.stages.stage import ChainStage
 
 # The most ranks, or values, that a message names for each difference: it stays one line, even for a
 # thousand ranks.
@@ -89,9 +89,10 @@ def _same_order(digests: dict[int, str]) -> dict[str, Any]:
     }
 
 
-def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:
+def _claim(chain: Chain, shard: Any, place: tuple[int, ...]) -> dict[str, Any]:
     """Return the values that must be the same on all ranks."""
-    stages = [replace(shard, rank=0) if stage is shard else stage for stage in chain.stages]
+    as_rank_0: ChainStage = replace(shard, rank=0)
+    stages = [as_rank_0 if stage is shard else stage for stage in chain.stages]
     lines = [stage.signature() for stage in stages]
     if chain.steps is not None:
         lines.append(f"steps({chain.steps})")

@@ -19,7 +19,7 @@ from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import MOVED, PipelineIterator
 from stoker.chain.seek import take_over
-from stoker.engine.checkpoint import Position
+from stoker.engine.checkpoint import PoolSize, Position
 from stoker.engine.history import FORGOTTEN
 from stoker.engine.items import Item
 from stoker.engine.run import Run
@@ -27,7 +27,6 @@ from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.stages.stage import PoolSize
 from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
@@ -98,7 +97,7 @@ class Bookmark:
         if self.is_loaded and epoch == self.epoch:
             self._agree_again()
             return
-        self.chain.source.drawn_before(self.chain.plan.row, int(epoch))
+        self.chain.source.drawn_before(self.chain.orders.row, int(epoch))
         self._agree_again()
         self.go_to(int(epoch), None)
         self.chain.source.set_epoch(int(epoch))
@@ -257,7 +256,7 @@ class Bookmark:
         if position.yielded:
             chain.source.check_state(chain)
             if not position.order:  # found by arithmetic: no run has asked for the order
-                digest = chain.plan.order_digest(chain.seed, epoch)
+                digest = chain.orders.digest(chain.seed, epoch)
                 position = replace(position, order=digest)
         elif position.loader_state is None:
             run = self._live_run()
@@ -304,7 +303,7 @@ class Bookmark:
 
         Raises ValueError without either.
         """
-        if not self.chain.plan.is_adaptive and self.chain.late is None:
+        if not self.chain.flow.is_adaptive and self.chain.late is None:
             raise ValueError(
                 'there is nothing to record: no .echo("auto") or .late().batch(n) stands in this '
                 "chain"

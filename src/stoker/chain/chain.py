@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
-from stoker.engine.lowering import lower
-from stoker.engine.plan.plan import Plan
+from stoker.engine.flow import Flow
+from stoker.engine.orders import Orders
+from stoker.engine.skip import RAISE, Budget, MaxErrors, budget_of
+from stoker.engine.work.step import RowStep
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
@@ -22,11 +24,7 @@ from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Selection
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
-from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
-from stoker.stages.functions.operation import Operation
-from stoker.stages.shard import Shard
-from stoker.stages.skip import RAISE, Budget, MaxErrors, budget_of
 from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Counts
 
@@ -166,9 +164,7 @@ class Chain:
 
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
-        stages = tuple(
-            replace(stage, among=()) if isinstance(stage, Shard) else stage for stage in self.stages
-        )
+        stages = tuple(stage.apart() for stage in self.stages)
         return replace(self, stages=stages, is_seed_open=False)
 
     def with_current_length(self) -> Chain:
@@ -255,9 +251,9 @@ class Chain:
         examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
         stages = tuple(stage.of_ranks(rank, world, batches, examples) for stage in self.stages)
         chain = replace(self, stages=stages)
-        pool = self.plan.pool
-        if pool is not None and not pool.holds_batches:
-            pool.stage.check_holds(chain.batch_size)
+        echo = self.flow.echo
+        if echo is not None and not echo.holds_batches:
+            echo.stage.check_holds(chain.batch_size)
         return chain
 
     @property
@@ -268,10 +264,28 @@ class Chain:
         return self.steps - (0 if self.leg is None else self.leg.before.steps)
 
     @cached_property
-    def plan(self) -> Plan:
-        """The plan that the engine runs."""
-        plan = lower(self.source, self.stages, self.budget)
-        return plan if self.leg is None else plan.on_leg(self.leg)
+    def orders(self) -> Orders:
+        """Which examples each epoch has, and in what order."""
+        selection, batch = Selection(), self.batch
+        for stage in self.stages:
+            selection = stage.select(selection)
+        group = 1 if batch is None else batch.n
+        selection = replace(selection.in_batches(group), leg=self.leg)
+        rules = (stage.batch_rule for stage in self.stages)
+        rule = next((rule for rule in rules if rule is not None), None)
+        return Orders(self.indexed, selection, group, rule)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What its stages do to the examples."""
+        masks = (stage.padding_mask for stage in self.stages)
+        mask = next((mask for mask in masks if mask is not None), None)
+        return Flow(self.source, self.orders, self.stages, self.budget, mask)
+
+    @property
+    def indexed(self) -> IndexedSource | None:
+        """Its source, if examples are read by number; else None."""
+        return self.source if isinstance(self.source, IndexedSource) else None
 
     @property
     def rank_world(self) -> tuple[int, int]:
@@ -282,12 +296,17 @@ class Chain:
     @property
     def selection(self) -> Selection:
         """Which examples an epoch has, and in what order."""
-        return self.plan.selection
+        return self.orders.selection
 
     @property
-    def shard(self) -> Shard | None:
-        """The shard stage, or None."""
-        return next((stage for stage in self.stages if isinstance(stage, Shard)), None)
+    def shard(self) -> Any:
+        """Its shard stage, or None."""
+        return first_with(self.stages, lambda t: t.shards)
+
+    @property
+    def batch(self) -> Any:
+        """Its batch stage, or None."""
+        return first_with(self.stages, lambda t: t.batches)
 
     @property
     def awaits_seed(self) -> bool:
@@ -312,9 +331,10 @@ class Chain:
         return any(t.shuffles or t.is_random or t.repeats for t in each)
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> tuple[RowStep, ...]:
         """The operations on single examples before the first pool or batch, in order."""
-        return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
+        first = next(iter(self.flow.segments), None)
+        return () if first is None else tuple(first.operations)
 
     @property
     def echo(self) -> Any:
@@ -350,18 +370,18 @@ class Chain:
     @property
     def batch_size(self) -> int:
         """The examples in a batch, 1 where the chain makes none."""
-        return self.plan.group
+        return self.orders.group
 
     @property
     def size_of_batches(self) -> int | list[int]:
         """How large batches are, as a state says it: a number, or what their plan is made by."""
-        stage = next((stage for stage in self.stages if isinstance(stage, Batch)), None)
-        return self.batch_size if stage is None else stage.size
+        size: int | list[int] = self.batch_size if self.batch is None else self.batch.size
+        return size
 
     @property
     def drops_last(self) -> bool:
         """Whether a short last batch is left out."""
-        return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
+        return self.batch is not None and bool(self.batch.drop_last)
 
     @property
     def late(self) -> ChainStage | None:
@@ -407,7 +427,7 @@ class Chain:
     def plans_batches(self) -> bool:
         """Whether batches are planned, so that others go together than follow each other, and
         epochs may differ in their number."""
-        return self.plan.batches is not None
+        return self.orders.rule is not None
 
     def cuts(self, epoch: int) -> PlannedBounds | None:
         """Return the batches of this rank in an epoch, where they are planned.
@@ -421,19 +441,19 @@ class Chain:
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
             )
-        if self.selection.calls_user and not self.plan.has_planned(self.seed, epoch):
+        if self.selection.calls_user and not self.orders.has_planned(self.seed, epoch):
             raise TypeError(
                 "the number of batches depends on the order that a function says when an epoch "
                 "begins, and is not known before"
             )
-        return self.plan.cuts(self.seed, epoch)
+        return self.orders.cuts(self.seed, epoch)
 
     def counts(self, epoch: int, fresh: int, uses: int, outputs: int) -> Counts:
         """Return the counts over all ranks when this rank has handed out so much of an epoch."""
         world = self.rank_world[1]
         if not fresh or world == 1 or not self.plans_batches:
             return Counts(world * fresh, world * uses, outputs)
-        of_all = self.plan.cuts(self.seed, epoch).of_all(fresh)
+        of_all = self.orders.cuts(self.seed, epoch).of_all(fresh)
         return Counts(of_all, of_all if self.echo is None else world * uses, outputs)
 
     def examples(self, epoch: int = 0) -> int:

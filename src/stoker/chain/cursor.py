@@ -18,11 +18,11 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
 from stoker.chain.seek import seek, seek_behind_pool
+from stoker.echoing.rank_sync import ranks
+from stoker.echoing.stream import PoolStart
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.rank_sync import ranks
-from stoker.engine.echo.stream import PoolStart
 from stoker.engine.run import Run
-from stoker.engine.stream_stage import EpochSetup
+from stoker.engine.setup import EpochSetup
 from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
 from stoker.engine.workers.tuning import Autotuner
@@ -134,7 +134,7 @@ class Cursor(Bookmark):
             epoch, position = self.epoch, self.position or position
         chain.check_start()
         if not position.yielded:  # len() may have planned it before, on one rank alone
-            chain.on_leg(position.leg).plan.forget_planned()
+            chain.on_leg(position.leg).orders.forget_planned()
         position, rest = self._start_behind(epoch, position, skip)
         totals_before = self.stats().totals
         if not position.yielded:
@@ -142,7 +142,7 @@ class Cursor(Bookmark):
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
         here = chain.on_leg(position.leg)
         setup = EpochSetup(
-            here.plan,
+            here.flow,
             chain.seed,
             epoch,
             self._autotuner,
@@ -210,12 +210,12 @@ class Cursor(Bookmark):
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return the first position of an epoch whose record is replayed; None without a record."""
-        plan, record = self.chain.plan, self.chain.record
-        point = plan.pool
-        if not plan.carries_pool or record is None or point is None:
+        flow, record = self.chain.flow, self.chain.record
+        echo = flow.echo
+        if not flow.carries_pool or record is None or echo is None:
             return None
-        items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried_pool(epoch, items, point.stage.max_factor, point.group)
+        items = flow.items_of_first(self.chain.examples(epoch))
+        moment = record.carried_pool(epoch, items, echo.stage.max_factor, echo.group)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _note_start(self, epoch: int, run: Run, iterator: PipelineIterator[Any]) -> None:

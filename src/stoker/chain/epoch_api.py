@@ -97,7 +97,7 @@ class EpochApi(Generic[T]):
         try:
             from stoker.frameworks.torch_loader import PipelineLoader
         except ImportError as error:
-            needs = "as_dataloader() needs PyTorch: pip install 'stoker[torch]'"
+            needs = "as_dataloader() needs PyTorch: pip install torch"
             raise ImportError(needs) from error
         return PipelineLoader(self)
 

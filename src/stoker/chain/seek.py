@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
 from stoker.chain.state import Loaded
-from stoker.engine.checkpoint import Position
-from stoker.engine.echo.stream import PoolStart
+from stoker.echoing.stage import DEFAULT_POOL_BATCHES, pool_key
+from stoker.echoing.stream import PoolStart
+from stoker.engine.checkpoint import PoolSize, Position
 from stoker.errors import StateError
 from stoker.schedule.batch_bounds import FixedBatches
 from stoker.schedule.epoch_rest import EpochRest, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
-from stoker.stages.stage import PoolSize
 from stoker.stats import Counts
-from stoker.steps.echo import DEFAULT_POOL_BATCHES, pool_key
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
 _MOST_EPOCHS = 1000
@@ -90,20 +89,20 @@ def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize)
 
     None with another pool, with dropped examples, or while the pool's size is unknown.
     """
-    point = chain.plan.pool
-    if not chain.source.is_indexed or chain.may_leave_out or point is None:
+    layer = chain.flow.echo
+    if not chain.source.is_indexed or chain.may_leave_out or layer is None:
         return None
-    echo, size = point.stage, pool_size.size
-    if not size and echo.pool is not None and not point.on_device:
+    echo, size = layer.stage, pool_size.size
+    if not size and echo.pool is not None and not layer.on_device:
         size = echo.pool
     if chain.plans_batches or echo.counts is None or not size:
         return None
     items = chain.examples()
     for stage in chain.stages[: chain.stages.index(echo)]:
         items = items if stage.traits.selects else stage.count(items)
-    each = chain.batch_size if point.holds_batches else 1
+    each = chain.batch_size if layer.holds_batches else 1
     lacking = max(0, items * each - chain.examples())  # in the last item
-    pool = Pool(echo.counts, size, point.group, pool_key(chain.seed, epoch, None), items)
+    pool = Pool(echo.counts, size, layer.group, pool_key(chain.seed, epoch, None), items)
     number = min(number, chain.count_of_data_epoch(epoch))
     while pool.step < number:
         pool.skip(min(number - pool.step, snapshot_steps(pool.size, pool.group)))
@@ -212,7 +211,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
-    if by.plan.indexed is None:
+    if by.indexed is None:
         return _begin_stream_leg(first), PoolSize(), 0
     if by.plans_batches:
         return _begin_planned_leg(first, chain), PoolSize(), 0
@@ -284,7 +283,7 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     at, world = loaded.position, loaded.by.rank_world[1]
     assert at is not None
     was, by = at.leg, loaded.by.on_leg(at.leg)
-    deal = by.plan.planned_deal(loaded.seed, loaded.epoch)
+    deal = by.orders.planned_deal(loaded.seed, loaded.epoch)
     rest, head = (_whole(by), 0) if was is None else (was.rest, len(was.returned))
     rows, following = deal.unread(at.yielded)
     rows = np.concatenate([rows, np.arange(following, head)])
@@ -330,9 +329,9 @@ def _in_turns(
 
 def _places_of(loaded: Loaded, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
     """Return the places of a mixture at numbers of its row of parts."""
-    indexed = loaded.by.plan.indexed
+    indexed = loaded.by.indexed
     assert indexed is not None
-    row, epoch = loaded.by.plan.row, loaded.epoch
+    row, epoch = loaded.by.orders.row, loaded.epoch
     return [as_array(indexed.places_of(range(*each), row, epoch)) for each in ranges]
 
 
@@ -342,9 +341,11 @@ def _over(leg: EpochRest | None) -> NDArray[np.int64]:
 
 
 def _whole(by: Chain) -> UnreadRanges:
-    indexed = by.plan.indexed
+    indexed = by.indexed
     assert indexed is not None
-    return UnreadRanges([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
+    return UnreadRanges(
+        [(0, indexed.places(by.orders.row.of_all_ranks()))]
+    )  # what is left out, too
 
 
 def _pool_size(echo: Any, loaded: Loaded, group: int) -> PoolSize:
@@ -386,16 +387,16 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
         sequences = sum(read.sequences for read in told)
         offset = sum(read.offset for read in told)
         return _RankProgress(told[0].rows, sequences=sequences, offset=offset)
-    point = by.plan.pool
-    if not isinstance(node, PoolStart) or point is None or point.stage.counts is None:
+    layer = by.flow.echo
+    if not isinstance(node, PoolStart) or layer is None or layer.stage.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
         return _RankProgress(position.fresh)
     uses_drawn = position.yielded * by.batch_size
     key = pool_key(loaded.seed, loaded.epoch, position.leg)
     size = loaded.pool_size.size
-    pool = Pool(point.stage.counts, size, point.group, key, by.examples())
+    pool = Pool(layer.stage.counts, size, layer.group, key, by.examples())
     pool.restore(node.snapshot)
-    pool.skip(-(-uses_drawn // point.group) - pool.step)
+    pool.skip(-(-uses_drawn // layer.group) - pool.step)
     return _RankProgress(pool.admitted, *pool.left())
 
 
@@ -417,7 +418,7 @@ def _unread(
         ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
     places, unread, ranges = [], [np.empty(0, np.int64)], list[tuple[int, int]]()
     begun = dict[int, int]()
-    indexed = by.plan.indexed
+    indexed = by.indexed
     assert indexed is not None
     for rank, left in enumerate(each):
         of_rank = by.of_ranks(rank, world, by.size_of_batches).on_leg(position.leg)
@@ -447,12 +448,12 @@ def _unread(
 def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) -> str:
     """Describe for the log where other ranks go on."""
     by, leg = loaded.by, position.leg
-    indexed = by.plan.indexed
+    indexed = by.indexed
     assert leg is not None
     if indexed is None:
         at = f"{leg.before.fresh_examples:,}"
     else:
-        places = indexed.places(by.on_leg(leg).plan.row)
+        places = indexed.places(by.on_leg(leg).orders.row)
         left = len(leg.rest) + len(leg.returned) + len(leg.over)
         at = f"{places - left:,} of {places:,}"
     lost_copies = f"; {lost_uses:,} copies lost" if by.has_fixed_echo else ""

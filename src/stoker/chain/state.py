@@ -23,19 +23,15 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
-from stoker.engine.checkpoint import Bounds, Node, Position
-from stoker.engine.lowering import Sift
-from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import (
-    OwnPoint,
-)
+from stoker.echoing.stage import DEFAULT_POOL_BATCHES
+from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
+from stoker.engine.flow import Flow, Sift
+from stoker.engine.orders import Orders
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Cut
-from stoker.stages.stage import PoolSize
 from stoker.stats import Counts
-from stoker.steps.echo import DEFAULT_POOL_BATCHES
 
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
@@ -106,7 +102,7 @@ def write(
         state["rank"] = chain.rank_world[0]
     if position.leg is not None:
         state["leg"] = position.leg.to_json()
-    drawn = chain.source.drawn_before(chain.plan.row, epoch)
+    drawn = chain.source.drawn_before(chain.orders.row, epoch)
     if drawn is not None:
         state["drawn"] = drawn
     if handed_out is not None:
@@ -146,7 +142,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         before = [check_integer(count) for count in state["before"]]
         _note_drawn(state, by)
         there = _on_leg(state, by)
-        size = _pool_size(state["pool_sizes"], there.plan)
+        size = _pool_size(state["pool_sizes"], there.flow)
         on_record = None if chain.record is None else chain.record.echo
         held = size if on_record is None else PoolSize(on_record.size)
         loaded = Loaded(
@@ -176,10 +172,10 @@ def _note_drawn(state: dict[str, Any], by: Chain) -> None:
     epoch = check_integer(state["epoch"])
     if "drawn" in state:
         drawn = [check_integer(count) for count in _list(state["drawn"])]
-        by.source.note_drawn(by.plan.row, epoch, drawn)
+        by.source.note_drawn(by.orders.row, epoch, drawn)
         return
     try:
-        by.source.drawn_before(by.plan.row, epoch)
+        by.source.drawn_before(by.orders.row, epoch)
     except ValueError as error:
         raise StateError(str(error)) from None
 
@@ -212,12 +208,12 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
 def _on_leg(state: dict[str, Any], by: Chain) -> Chain:
     """Return the chain that saved a state, on the leg of the epoch that is in it."""
     if "leg" in state:
-        indexed = by.plan.indexed
+        indexed = by.indexed
         begun_by, world = check_integer(state["leg"]["begun_by"], 1), by.rank_world[1]
         counts = None if by.echo is None else by.echo.counts
         most = 1 if counts is None else counts.most
         if indexed is not None:
-            row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row.of_all_ranks()
+            row = by.of_ranks(0, begun_by, by.size_of_batches).orders.row.of_all_ranks()
             places, end = indexed.places(row), indexed.places_end(row)
         elif not by.source.yields_batches and "loader" in state:
             places = end = 0  # of a stream, none is listed
@@ -247,16 +243,16 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _pool_size(saved: Any, plan: Plan) -> PoolSize:
+def _pool_size(saved: Any, flow: Flow) -> PoolSize:
     """Read the size of the pool.
 
     Raises KeyError, ValueError or TypeError if the pipeline has no such pool.
     """
     if not saved:
         return PoolSize()
-    if plan.pool is None or len(saved) > 1:
+    if flow.echo is None or len(saved) > 1:
         raise ValueError("a pool is in it that this pipeline has not")
-    echo, group = plan.pool.stage, plan.pool.group
+    echo, group = flow.echo.stage, flow.echo.group
     least, most = group, DEFAULT_POOL_BATCHES * group
     if echo.is_adaptive:  # pool= may differ from the saved run's
         least, most = 1, compact_integers.LARGEST
@@ -273,10 +269,10 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
     Raises StateError, KeyError, ValueError or TypeError for an impossible position.
     """
     yielded, nested = check_integer(state["yielded"]), "loader" in state
-    nodes, plan, leg, steps = _list(state["parts"]), by.plan, by.leg, by.data_epoch_steps
-    goes_on = plan.carries_pool or leg is not None
+    nodes, flow, leg, steps = _list(state["parts"]), by.flow, by.leg, by.data_epoch_steps
+    orders, echo, goes_on = by.orders, flow.echo, flow.carries_pool or leg is not None
     if not yielded and not nested and not (goes_on and nodes):
-        return None if leg is None else Position(order=_order(state, plan), leg=leg)
+        return None if leg is None else Position(order=_order(state, orders), leg=leg)
     if steps is not None and yielded > steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({steps}) never is")
     is_iterated = not by.source.is_indexed
@@ -292,35 +288,35 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         filtered=check_integer(state["filtered"]),
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if is_iterated else 0),
         loader_state=state.get("loader"),
-        order=_order(state, plan),
+        order=_order(state, orders),
         leg=leg,
     )
     epoch = check_integer(state["epoch"])
     if is_iterated:
         if nodes:
             raise ValueError("pools are in it that cannot be made again")
-        _check_iterated(plan, yielded, nested, leg)
+        _check_iterated(flow, yielded, nested, leg)
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        group, cuts = plan.group, None
-        if plan.batches is not None:
-            cuts = plan.cuts(check_integer(state["seed"], 0, None), epoch)
+        group, cuts = orders.group, None
+        if orders.rule is not None:
+            cuts = orders.cuts(check_integer(state["seed"], 0, None), epoch)
             examples, group = cuts.examples, cuts.largest
-            if plan.pool is None:  # one state serves all ranks, whose batches have unequal sizes
+            if echo is None:  # one state serves all ranks, whose batches have unequal sizes
                 found.uses = found.fresh = cuts.start(yielded)
-        in_step = 1 if plan.pool is None else plan.pool.group
+        in_step = 1 if echo is None else echo.group
         bounds = Bounds(
-            examples, yielded, group, pool_size, in_step, epoch, plan.carries_pool, cuts
+            examples, yielded, group, pool_size, in_step, epoch, flow.carries_pool, cuts
         )
-        found.parts = _parts(nodes, plan, bounds)
+        found.parts = _nodes(nodes, flow, bounds)
         bounds.check(found.uses)
     return found
 
 
-def _order(state: dict[str, Any], plan: Plan) -> str:
+def _order(state: dict[str, Any], orders: Orders) -> str:
     """Read the digest of an order that a user's function decided; "" where there is none."""
-    if not plan.calls_user or not (state["yielded"] or "leg" in state):
+    if not orders.calls_user or not (state["yielded"] or "leg" in state):
         return ""
     digest = state["order"]
     if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
@@ -334,47 +330,42 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-def _check_iterated(plan: Plan, yielded: int, nested: bool, leg: EpochRest | None) -> None:
+def _check_iterated(flow: Flow, yielded: int, nested: bool, leg: EpochRest | None) -> None:
     """Check a position over a loader or a stream: its own state is all there is."""
-    if nested and not plan.source.takes_state:
+    selection = flow.orders.selection
+    if nested and not flow.source.takes_state:
         raise StateError("a loader's state is in it, and this pipeline's source takes none")
-    if leg is not None and (plan.pool is not None or plan.selection.between != Cut()):
+    if leg is not None and (flow.echo is not None or selection.between != Cut()):
         raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
     if not yielded and leg is None:
         return
-    fixed = plan.pool is not None and not plan.pool.stage.is_adaptive
-    if not nested or fixed or plan.is_decided or not plan.selection.is_kept_by_streams:
+    fixed = flow.echo is not None and not flow.is_adaptive
+    if not nested or fixed or flow.is_decided or not selection.is_kept_by_streams:
         raise StateError(
             "the state is in the middle of an epoch that this pipeline cannot make again"
         )
 
 
-def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
-    """Read the node of each part of a plan, by the class in the file of its stream."""
-    nodes, found = iter(_in_place(saved, plan)), list[Node | None]()
-    for part in plan.parts:
-        if isinstance(part, OwnPoint):
-            if part.kind is not None:  # else it keeps the number of items
-                found.append(part.stage.read_node(next(nodes), bounds))
-        elif part.batch is not None:
-            bounds.pass_batch(part.batch)
-    return found
+def _nodes(saved: list[Any], flow: Flow, bounds: Bounds) -> list[Node | None]:
+    """Read the node of each layer of a flow; each layer reads its own."""
+    nodes = iter(_in_place(saved, flow))
+    return [node for layer in flow.layers for node in layer.read(nodes, bounds)]
 
 
-def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
-    """Return a node for each part with a kind.
+def _in_place(nodes: list[Any], flow: Flow) -> list[Any]:
+    """Return a node for each layer with a kind.
 
-    None for a filter point that is there for a skip budget alone, if the saved run had no budget.
+    None for a filter that is there for a skip budget alone, if the saved run had no budget.
     """
     kinds, filters = [node["kind"] for node in nodes], Sift.kind
-    if kinds == list(plan.kinds):
+    if kinds == list(flow.kinds):
         return nodes
-    others = [kind for kind in plan.kinds if kind != filters]
-    if kinds == others and not plan.has_filter:
+    others = [kind for kind in flow.kinds if kind != filters]
+    if kinds == others and not flow.has_filter:
         rest = iter(nodes)
-        return [None if kind == filters else next(rest) for kind in plan.kinds]
+        return [None if kind == filters else next(rest) for kind in flow.kinds]
     if [kind for kind in kinds if kind != filters] == others:
         raise StateError(
             "the state was saved with other skip budgets: examples it left out cannot be told"
         )
-    raise ValueError(f"{compact_integers.short_repr(kinds)} are in it, not {list(plan.kinds)}")
+    raise ValueError(f"{compact_integers.short_repr(kinds)} are in it, not {list(flow.kinds)}")

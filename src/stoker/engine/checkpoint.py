@@ -26,11 +26,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from stoker.basics.compact_integers import LARGEST, check_integer
+from stoker.engine.work.step import Stack
 from stoker.errors import StateError
 from stoker.schedule.batch_bounds import BatchBounds, FixedBatches, PlannedBounds
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.stages.batching.batch import Batch
-from stoker.stages.stage import PoolSize
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 """A number in a node."""
@@ -42,6 +41,10 @@ class Node(msgspec.Struct, tag_field="kind"):
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         return as_json(self)
+
+    def epochs_back(self, items: int) -> list[int]:
+        """Return how many epochs ago its items entered; each epoch had so many items."""
+        return []
 
     def read_so_far(self) -> ReadSoFar | None:
         """Return what other ranks must know to go on with the epoch; None: it tells nothing."""
@@ -74,7 +77,7 @@ class Position:
 
     Attributes:
         yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
-        parts: a node for each part of the plan that keeps one, in the order that data meets them;
+        parts: a node for each layer of the flow that keeps one, in the order that data meets them;
             None for a filter that could not drop anything. Empty if the counts say it all.
         spent: the skips by budget; ``filtered``: the number of examples that filters dropped.
         loaded: the batches of a loader that were handed out; ``loader_state``: the loader's own
@@ -96,10 +99,28 @@ class Position:
 
 
 @dataclass
-class Bounds:
-    """The limits of the numbers that a saved node may hold at one place of a plan.
+class PoolSize:
+    """The size of an echo's pool.
 
-    Made for the source's end of a plan; each part changes it, in the order that data meets them.
+    Attributes:
+        size: items; 0 while that is not known.
+        item_bytes: bytes of the first item; 0 while that is not known.
+    """
+
+    size: int = 0
+    item_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a full pool; 0 while that is not known."""
+        return self.size * self.item_bytes
+
+
+@dataclass
+class Bounds:
+    """The limits of the numbers that a saved node may hold at one place of a flow.
+
+    Made for the source's end of a flow; each layer changes it, in the order that data meets them.
 
     Attributes:
         most: the most items that pass here; ``exact``: their number, or None if unknown.
@@ -124,7 +145,7 @@ class Bounds:
         self.exact: int | None = self.most
         self.least_uses = self.most_uses = self.yielded
 
-    def pass_batch(self, batch: Batch) -> None:
+    def pass_batch(self, batch: Stack) -> None:
         """Change the limits to those behind a batch stage."""
         if self.cuts is not None:
             self.least_uses = self.most_uses = self.cuts.start(self.yielded)

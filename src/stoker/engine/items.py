@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from stoker.basics import resources
-from stoker.engine.checkpoint import Resumable
+from stoker.engine.checkpoint import Node, Resumable
 from stoker.engine.workers.tasks import Task
-from stoker.schedule.echo_record import DecidedLate
+from stoker.schedule.echo_record import DecidedLate, Decisions
 
 
 class Lent(msgspec.Struct, eq=False):
@@ -93,14 +93,14 @@ class Item(msgspec.Struct, eq=False):
 
 
 HEAD = -1
-"""The key of a loader or stream in the counters, where segments have their place in the plan."""
+"""The key of a loader or stream in the counters, where segments have their place in the flow."""
 
 
 @dataclass
 class EpochCounters:
     """The counters of a running epoch."""
 
-    names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
+    names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by layer
     spent: dict[int, list[int]] = field(default_factory=dict)  # by part: ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
@@ -274,6 +274,63 @@ class PolledStream(Stream):
         return resources.usable_memory_bytes()
 
 
+class RepeatingStream(Stream):
+    """A stream that keeps items in a pool, and hands out each several times."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether ranks agree on its steps, so that all take equally many."""
+        return False
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """The number of items in the pool."""
+
+    @property
+    @abstractmethod
+    def factor(self) -> float:
+        """The uses so far, divided by the first uses among them; 1 before any."""
+
+    @abstractmethod
+    def item_bytes(self) -> int:
+        """Return the bytes of an item in the pool; 0 if it is empty."""
+
+    def agree_before(self, step: int, busy_ns: int) -> int | None:
+        """Agree with the other ranks before a step, if that is due; return the factor then.
+
+        ``busy_ns``: how long the consumer was busy with the step before; 0 before any.
+        """
+        return None
+
+    def is_over(self, step: int) -> bool:
+        """Whether the epoch has no such step, on any rank."""
+        return False
+
+    @property
+    def ends_alike(self) -> bool:
+        """Whether the epochs of all ranks end at the same step."""
+        return True
+
+    def decided(self, epoch: int) -> Decisions | None:
+        """Return what it decided by the clock so far; None before anything."""
+        return None
+
+    def next_start(self, total: int) -> Node | None:
+        """Return its node at the beginning of the next epoch; this one has ``total`` items.
+
+        None if the pool does not go on there.
+        """
+        return None
+
+    def handed_on(self, total: int) -> dict[int, Item]:
+        """Return the pool's items by their numbers in the next epoch; this one has ``total``."""
+        return {}
+
+    def adopt(self, items: dict[int, Item]) -> None:
+        """Keep the items that the pool held at the end of the epoch before."""
+
+
 class PulledStream(PolledStream):
     """A stream from which the consumer, or a device, takes one item after another."""
 
@@ -314,7 +371,7 @@ class DrivenStream(PulledStream):
 
 
 class HeadStream(DrivenStream):
-    """The stream at the head of a plan: a source that is read one item after another.
+    """The stream at the head of a flow: a source that is read one item after another.
 
     The source is read when an item is taken, so at most one item is ready: one that was peeked at.
     """

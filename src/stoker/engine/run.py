@@ -17,20 +17,16 @@ from stoker.basics import pytree
 from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
 from stoker.engine import checkpoint
-from stoker.engine.build import EpochStreams
 from stoker.engine.checkpoint import Position
-from stoker.engine.echo.adaptive import AdaptiveEcho
-from stoker.engine.echo.rank_sync import AgreedPolicy
-from stoker.engine.echo.stream import PoolStart
+from stoker.engine.epoch import EpochStreams
 from stoker.engine.history import HandedOut, History
-from stoker.engine.items import Item
-from stoker.engine.stream_stage import EpochSetup
+from stoker.engine.items import Item, RepeatingStream
+from stoker.engine.setup import EpochSetup
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.schedule.pools import adaptive
 from stoker.stats import PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
@@ -38,16 +34,16 @@ _PRUNE_BATCHES = 64
 
 
 class Run:
-    """An epoch of a plan, from its beginning or from a position; used by the consumer alone.
+    """An epoch of a flow, from its beginning or from a position; used by the consumer alone.
 
     Attributes:
         history: the latest outputs, and which of them the trainer has acknowledged.
     """
 
     def __init__(self, setup: EpochSetup) -> None:
-        plan, position = setup.plan, setup.position
+        flow, position = setup.flow, setup.position
         self._setup = setup
-        self._plan = plan
+        self._flow = flow
         self.steps = setup.steps
         self.length = setup.length
         self._left_ns = 0
@@ -71,22 +67,20 @@ class Run:
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
-        self._cache = None if plan.cache is None else plan.cache.cache
+        self._cache = None if flow.cache is None else flow.cache.cache
         self._cache_before = self._cache.counts() if self._cache is not None else None
         if self._cache_before is not None:
             setup.autotuner.begin_epoch(self._cache_before.misses)
         self._streams = streams = EpochStreams(setup)
         self._planning = streams.planning
         self._skip_log = streams.skip_log
-        self._follows: AdaptiveEcho | None = None  # the stream of an adaptive echo
-        self._planned: AgreedPolicy | None = None  # the policy that ranks agree on
+        self._agreeing: RepeatingStream | None = None  # whose steps ranks agree on
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
             self._streams.build()
-            if isinstance(streams.echo, AdaptiveEcho):
-                self._follows, policy = streams.echo, streams.echo.policy
-                self._planned = policy if isinstance(policy, AgreedPolicy) else None
+            if streams.echo is not None and streams.echo.agrees:
+                self._agreeing = streams.echo
             if position.order and position.order != self.order_digest:
                 raise StateError(
                     f"the order of epoch {setup.epoch} is another one now than when the state was "
@@ -97,8 +91,8 @@ class Run:
             if position.yielded or position.parts:
                 checkpoint.resume(streams.last, position)
             if setup.carried:
-                assert self._follows is not None
-                self._follows.adopt(setup.carried)
+                assert streams.echo is not None
+                streams.echo.adopt(setup.carried)
         except BaseException:
             self.close()
             raise
@@ -112,12 +106,12 @@ class Run:
     @property
     def order_digest(self) -> str:
         """The digest of an order that a user's function decides; "" for other orders."""
-        return self._streams.order_digest if self._plan.calls_user else ""
+        return self._streams.order_digest if self._flow.orders.calls_user else ""
 
     @property
     def leg(self) -> EpochRest | None:
         """The leg that this runs of an epoch that other ranks began; all counts begin with it."""
-        return self._plan.selection.leg
+        return self._flow.orders.selection.leg
 
     @property
     def total(self) -> int | None:
@@ -169,13 +163,13 @@ class Run:
                 f"drop_last left out {drop_count:,} examples, and a batch has {batch.n:,}: take a "
                 "smaller batch, or keep the last one"
             )
-        share = self._plan.selection.share
+        share = self._flow.orders.selection.share
         if (share is not None and share.world > 1) or self.leg is not None:
             return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
-        if any(segment.joins for segment in self._plan.segments):
+        if any(segment.joins for segment in self._flow.segments):
             return "all examples together do not fill one packed sequence"
         return (
-            "the loader gave none" if self._plan.source.yields_batches else "there are no examples"
+            "the loader gave none" if self._flow.source.yields_batches else "there are no examples"
         )
 
     @property
@@ -189,7 +183,7 @@ class Run:
 
         If the length is known beforehand, the parts are of equal length, and end together.
         """
-        share = self._plan.selection.share
+        share = self._flow.orders.selection.share
         is_sharded = share is not None and share.world > 1 and self._streams.last.total is None
         return self._setup.ranks is not None or is_sharded
 
@@ -264,13 +258,13 @@ class Run:
         """Take the next output from the last stream, done or not; None at the end."""
         if self.yielded == self.steps:
             return None
-        planned = self._planned
-        if planned is not None:
-            self._confer(planned, now)
-            if planned.over(self.yielded):
+        agreeing = self._agreeing
+        if agreeing is not None:
+            self._agree(agreeing, now)
+            if agreeing.is_over(self.yielded):
                 return None
         item = self._streams.last.pull()
-        if item is None and planned is not None and not planned.alike and self.steps is None:
+        if item is None and agreeing is not None and not agreeing.ends_alike and self.steps is None:
             raise StokerError("no example is left on this rank, while others go on")
         return item
 
@@ -316,7 +310,7 @@ class Run:
     @property
     def ends_unequally(self) -> bool:
         """Whether ranks have more or fewer examples than others."""
-        selection, source = self._plan.selection, self._plan.indexed
+        selection, source = self._flow.orders.selection, self._flow.indexed
         if selection.share is None or not selection.share.uneven or source is None:
             return False
         first, last = (
@@ -342,14 +336,11 @@ class Run:
         finally:
             self._planning.lock.release()
 
-    def _confer(self, planned: AgreedPolicy, now: int) -> None:
-        """Agree with other ranks if the schedule says so."""
-        if self._left_ns:
-            planned.note_consumed(now - self._left_ns)
-        if planned.due(self.yielded):
-            assert self._follows is not None
-            planned.agree(self.yielded, self._follows.taken_of_source)
-            self._setup.autotuner.factor = planned.factor
+    def _agree(self, agreeing: RepeatingStream, now: int) -> None:
+        """Agree with other ranks on the next steps, if that is due."""
+        factor = agreeing.agree_before(self.yielded, now - self._left_ns if self._left_ns else 0)
+        if factor is not None:
+            self._setup.autotuner.factor = factor
             self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
     def pending_positions(self) -> list[Position | None]:
@@ -395,19 +386,19 @@ class Run:
         if echo is None:
             return None
         with self._planning.lock:
-            moment = adaptive.carry_over(echo.pool, self._segments[0].total or 0)
-        return Position(parts=[PoolStart(moment)])
+            node = echo.next_start(self._segments[0].total or 0)
+        return None if node is None else Position(parts=[node])
 
     def items_to_carry(self) -> dict[int, Item]:
         """Return the pool's items for the next epoch, by their numbers there."""
         echo = self._echo_to_carry()
         return {} if echo is None else echo.handed_on(self._segments[0].total or 0)
 
-    def _echo_to_carry(self) -> AdaptiveEcho | None:
-        if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
+    def _echo_to_carry(self) -> RepeatingStream | None:
+        if not self._flow.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
-        echo = self._follows
-        return echo if echo is not None and echo.has_started and echo.pool.held else None
+        echo = self._streams.echo
+        return echo if echo is not None and echo.held else None
 
     def close(self) -> None:
         """End all threads and processes of this run, and drop a loader's iterator."""
@@ -435,12 +426,8 @@ class Run:
 
     def decisions(self) -> Decisions | None:
         """Return the decisions of an adaptive echo so far; None before any."""
-        echo = self._follows
-        if echo is None or not echo.has_started:
-            return None
-        pool = echo.pool
-        carry = adaptive.pack(echo.carried) if echo.carried else None
-        return Decisions(self._setup.epoch, pool.first_step, bytes(pool.codes), carry)
+        echo = self._streams.echo
+        return None if echo is None else echo.decided(self._setup.epoch)
 
     @property
     def epoch(self) -> int:
@@ -455,7 +442,7 @@ class Run:
     def held(self) -> int:
         """The number of items in the pool."""
         echo = self._streams.echo
-        return echo.pool.held if echo is not None and echo.has_started else 0
+        return 0 if echo is None else echo.held
 
     def stats(self, pool_stats: PoolStats | None) -> Stats:
         """Return the statistics so far."""
@@ -495,7 +482,7 @@ class Run:
             process_trial=pool.process_trial,
             worker_time=spent,
             stuck_processes=pool.replaced,
-            feed_lag_outputs=self._plan.source.lag_outputs(),
+            feed_lag_outputs=self._flow.source.lag_outputs(),
             **{name: n for stream in self._streams.own for name, n in stream.stats().items()},
         )
 
@@ -507,7 +494,7 @@ class Run:
         echo = self._streams.echo
         if echo is None or not self.fresh:
             return float(self.fresh > 0)
-        if self._plan.is_decided:
+        if self._flow.is_decided:
             return echo.factor
         return self.uses / self.fresh
 
@@ -516,7 +503,7 @@ class Run:
         total = 0 if prefetcher is None else prefetcher.size * item_bytes
         for stream in self._segments:
             total += stream.ahead() * (
-                item_bytes if stream.segment.into_pool else self._batch_bytes
+                item_bytes if stream.segment.behind.into_pool else self._batch_bytes
             )
         return total
 

@@ -7,7 +7,7 @@ Upstream numbers count inputs, downstream numbers count survivors. Whether an in
 known only once its value is computed.
 
 A ``Sift`` stands after every segment with filters, or whose failures may be skipped. The
-plan is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
+segment is split there, so that a batch takes survivors. A ``FilteredStream`` takes items in order,
 drops those that a filter rejected or a budget skips, and numbers the rest. Pools and batches after
 it count survivors. Random maps go on with the places of the source.
 
@@ -35,12 +35,12 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, PolledStream, WouldBlock
-from stoker.engine.plan.segment import Segment
 from stoker.engine.segments.stream import SegmentStream
+from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.segment import Segment
 from stoker.engine.workers.tasks import Task
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
-from stoker.stages.skip import RAISE, Budget
 
 
 class DecidingStream(PolledStream):
@@ -258,7 +258,7 @@ class FilteredStream(OrderedStream):
 
     Args:
         budgets: the skip budgets, by account.
-        part: the number of the segment before it among the parts of the plan.
+        part: the number of the segment before it among the layers of the flow.
         upstream: the stream of items.
         skip_log: records skips.
     """

@@ -10,8 +10,8 @@ from stoker.feeds.client import FeedClient, FeedEpoch
 from stoker.feeds.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.origin import SourceBase
-from stoker.steps.iterable import IterableSource
-from stoker.steps.loader import LoaderSource
+from stoker.stages.iterable import IterableSource
+from stoker.stages.loader import LoaderSource
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:

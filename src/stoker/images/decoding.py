@@ -373,5 +373,5 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("decoding images needs Pillow: pip install 'stoker[images]'") from error
+        raise ImportError("decoding images needs Pillow: pip install pillow") from error
     return Image

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from stoker.engine.checkpoint import PoolSize
 from stoker.errors import CombinationError
 from stoker.schedule.costs import Costs
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.shard import Shard
-from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.pytree import Field, Fields, fields_of
+from stoker.engine.flow import Flow
+from stoker.engine.skip import MaxErrors
 from stoker.errors import CombinationError
 from stoker.stages.functions.operation import Operation, check_budget, names_of
-from stoker.stages.skip import MaxErrors
-from stoker.stages.stage import ChainView, EnginePlan, Traits, not_known
+from stoker.stages.stage import ChainView, Traits, not_known
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Filter(Operation):
             raise CombinationError(".filter() works on examples: put it before .batch()")
         return self.place_on(before)
 
-    def lower(self, to: EnginePlan) -> None:
-        to.filter(self)
+    def add_to(self, flow: Flow) -> None:
+        flow.then(self)
 
     def count(self, items: int) -> int:
         """Raise TypeError: only the end tells."""

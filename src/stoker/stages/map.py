@@ -11,20 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
+from stoker.engine.flow import Flow
+from stoker.engine.skip import MaxErrors
+from stoker.engine.work.step import returned_nothing
 from stoker.errors import CombinationError
 from stoker.images.image_map import Address, Many, many_of
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.functions.transforms import call_with_rng, call_without_rng
-from stoker.stages.skip import MaxErrors
-from stoker.stages.stage import (
-    ChainView,
-    EnginePlan,
-    Traits,
-    first_with,
-    not_known,
-)
+from stoker.stages.stage import ChainView, Traits, first_with, not_known
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,8 @@ class Map(Operation):
                 f"{call} tells the place of a single example: put it before {stage.name}"
             )
 
-    def lower(self, to: EnginePlan) -> None:
-        to.map(self)
+    def add_to(self, flow: Flow) -> None:
+        flow.then(self)
 
     def count(self, items: int) -> int:
         """Return as many; raises TypeError where it may skip some."""
@@ -119,8 +115,10 @@ class Map(Operation):
             raise not_known()
         return items
 
-    def behind(self, before: Map) -> Map | None:
+    def behind(self, before: Any) -> Map | None:
         """Return what does both in one pass over the values; None if there is no such function."""
+        if not isinstance(before, Map):
+            return None
         is_alike = (before.on, before.part, before.budget) == (self.on, self.part, self.budget)
         if not is_alike or self.skips or self.repeats_only or before.repeats_only:
             return None
@@ -175,14 +173,3 @@ def _many_on(
     made = many([field.get(each) for each in examples], address)
     pairs = zip(examples, made, strict=True)
     return [each if each is None else field.replace(example, each) for example, each in pairs]
-
-
-def returned_nothing(what: str) -> TypeError:
-    """Return the error of a function that may only have changed what it was given.
-
-    ``None`` inside of what it returns is a value like any other.
-    """
-    instead = " (to leave examples out, use .filter)" if what == "example" else ""
-    if what == "field":
-        instead = " (None belongs into a field only if the function returns the whole example)"
-    return TypeError(f"the function returned None: return the {what}{instead}")

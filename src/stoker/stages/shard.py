@@ -13,13 +13,14 @@ from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
 from stoker.schedule.selection import Cut, Selection, Share
 from stoker.schedule.sharding import PaddedSharding
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 REMAINDERS = ("drop", "uneven", "pad", "pad_full")
 
@@ -269,13 +270,16 @@ class Shard(ChainStage):
     def of_ranks(self, rank: int, world: int, batches: Any, examples: int) -> Shard:
         return replace(self, rank=rank, world=world, among=())
 
+    def apart(self) -> Shard:
+        return replace(self, among=())
+
     def select(self, selection: Selection) -> Selection:
         part = selection.shard(self.rank, self.world, uneven=self.uneven)
         return part if self.padding is None else part.pad(fills=self.padding.fills)
 
-    def lower(self, to: EnginePlan) -> None:
-        if self.padding is not None and self.padding.mask is not None:
-            to.mark_padding(self.padding.mask)
+    @property
+    def padding_mask(self) -> str | None:
+        return None if self.padding is None else self.padding.mask
 
     def count(self, items: int) -> int:
         if self.padding is not None:

@@ -1,9 +1,12 @@
-"""``ChainStage``: one step of a chain that the engine knows, in one file.
+"""``ChainStage``: one step of a chain in one file.
 
-It checks what stands before it, counts what it lets through, describes itself, and lowers itself to
-what the engine runs; nothing else knows its type. To add one: a frozen dataclass that inherits from
+It checks what stands before it, counts what it lets through, describes itself, and adds its work to
+the flow of a chain; nothing else knows its type. To add one: a frozen dataclass that inherits from
 ``ChainStage`` in a file of its own, and a method of ``Pipeline`` that appends it. What can be made
 of these is a ``Stage`` (``stages.composite``), and needs nothing here.
+
+A ``StreamStage`` puts a stream of its own on top, and is whole in one file: it makes the stream of
+an epoch, and reads that stream's node of a state.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from stoker.engine.checkpoint import Bounds, Node, PoolSize
+from stoker.engine.flow import Flow
+from stoker.engine.items import Stream
+from stoker.engine.setup import StreamContext
+from stoker.engine.skip import Budget
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import ChainOfSource, SourceBase, UserObject
-from stoker.stages.skip import Budget
+from stoker.sources.origin import SourceBase, UserObject
 
 
 @dataclass(frozen=True)
@@ -61,26 +68,13 @@ class Traits:
     inside: bool = False
 
 
-@dataclass
-class PoolSize:
-    """The size of an echo's pool.
-
-    Attributes:
-        size: items; 0 while that is not known.
-        item_bytes: bytes of the first item; 0 while that is not known.
-    """
-
-    size: int = 0
-    item_bytes: int = 0
+class ChainView(Protocol):
+    """A stage's view of the chain before it, or of the whole chain that it stands in."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes of a full pool; 0 while that is not known."""
-        return self.size * self.item_bytes
-
-
-class ChainView(ChainOfSource, Protocol):
-    """A stage's view of the chain before it, or of the whole chain that it stands in."""
+    def stages(self) -> tuple[ChainStage, ...]: ...
+    @property
+    def selection(self) -> Selection: ...
 
     @property
     def source(self) -> SourceBase: ...
@@ -110,25 +104,18 @@ class ChainView(ChainOfSource, Protocol):
 
     @property
     def has_workers(self) -> bool: ...
+    @property
+    def flows(self) -> bool:
+        """Whether epochs have a set number of outputs, independent of passes over the data."""
+        ...
+
+    @property
+    def has_fixed_echo(self) -> bool: ...
+    @property
+    def may_leave_out(self) -> bool: ...
     def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""
         ...
-
-
-class EnginePlan(Protocol):
-    """The engine as a stage sees it: ``lower`` calls the methods that it needs, in order.
-
-    What takes a ``stage`` takes one of the kind that it is named after.
-    """
-
-    def mark_padding(self, field: str) -> None: ...
-    def map(self, stage: Any) -> None: ...
-    def filter(self, stage: Any) -> None: ...
-    def cache(self, stage: Any) -> None: ...
-    def batch(self, stage: Any) -> None: ...
-    def plan_batches(self, rule: BatchRule) -> None: ...
-    def own(self, stage: Any) -> None: ...
-    def join(self, length: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -188,6 +175,10 @@ class ChainStage(ABC):
         """
         return self
 
+    def apart(self) -> ChainStage:
+        """Return it for a chain that other ranks do not iterate over."""
+        return self
+
     def check_length(self, was: SourceBase, now: SourceBase) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
 
@@ -204,8 +195,18 @@ class ChainStage(ABC):
         """Return a selection of examples, by numbers, as it is behind this stage."""
         return selection
 
-    def lower(self, to: EnginePlan) -> None:  # noqa: B027 what only selects needs no more
-        """Tell the engine what to do."""
+    @property
+    def batch_rule(self) -> BatchRule | None:
+        """How it plans batches; None if it does not."""
+        return None
+
+    @property
+    def padding_mask(self) -> str | None:
+        """The field of batches that tells what of them is padding; None if it adds none."""
+        return None
+
+    def add_to(self, flow: Flow) -> None:  # noqa: B027 what only selects needs no more
+        """Add its work to a flow, behind that of the stages before it."""
 
     @abstractmethod
     def count(self, items: int) -> int:
@@ -226,6 +227,60 @@ class ChainStage(ABC):
             pool_size: the size of the pool of its echo, if it has one.
         """
         return ""
+
+
+@dataclass(frozen=True)
+class StreamStage(ChainStage):
+    """A stage with a stream of its own.
+
+    A segment of work comes right before it, unless it moves batches to a device or repeats items.
+    One comes right behind it, unless it moves batches.
+
+    Attributes:
+        kind: that of its node in a state; None if it has none, since numbers tell all.
+        is_decided: whether values decide how many items come out.
+        in_turn: whether it takes its inputs one after another, rather than those that are ready.
+        is_adaptive: whether it decides how many inputs to take by how many are ready.
+    """
+
+    kind: ClassVar[str | None]
+    is_decided: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
+
+    @property
+    def is_adaptive(self) -> bool:
+        return False
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it hands out each item several times."""
+        return self.traits.repeats
+
+    @property
+    def moves(self) -> bool:
+        """Whether its outputs are on a device."""
+        return self.traits.moves
+
+    def add_to(self, flow: Flow) -> None:
+        flow.put(self)
+
+    @abstractmethod
+    def stream(self, upstream: Any, context: StreamContext) -> Stream:
+        """Return the stream of an epoch over that of its inputs.
+
+        That is a ``SegmentStream``. If it repeats items, it is any ``PolledStream``; if it moves
+        batches, a ``PulledStream``, as it returns.
+        """
+
+    def read_node(self, saved: Any, bounds: Bounds) -> Node:
+        """Read the node of its stream from a state, before there are streams.
+
+        Stages with a ``kind`` define it. Change ``bounds`` to those behind the stage.
+
+        Raises TypeError, LookupError, ValueError or msgspec.ValidationError for what no run could
+        have saved, or StateError.
+        """
+        raise NotImplementedError
 
 
 def first_with(stages: Iterable[ChainStage], has: Callable[[Traits], object]) -> ChainStage | None:

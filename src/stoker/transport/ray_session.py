@@ -16,7 +16,7 @@ _owner = OwningProcess()
 def check_installed(feature: str) -> None:
     """Raise ImportError if Ray is not installed; ``feature`` names what needs it."""
     if importlib.util.find_spec("ray") is None:
-        raise ImportError(f"{feature} needs Ray: pip install 'stoker[ray]'")
+        raise ImportError(f"{feature} needs Ray: pip install 'ray[tune]' cryptography")
 
 
 def require_ray(feature: str) -> Any:

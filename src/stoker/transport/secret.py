@@ -166,7 +166,7 @@ def _make_certificate(token: bytes) -> tuple[bytes, bytes]:
     except ImportError as error:
         raise ImportError(
             f"connections to other hosts are encrypted with the package cryptography ({error}): "
-            "pip install 'stoker[cluster]'"
+            "pip install cryptography"
         ) from error
     key = Ed25519PrivateKey.from_private_bytes(hmac.digest(token, b"stoker key", "sha256"))
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stoker")])

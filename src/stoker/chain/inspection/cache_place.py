@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.warn import warn
-from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.segment import Segment
 from stoker.engine.work.work import Work
 from stoker.errors import CacheWarning
 from stoker.frameworks.rank import hosts_of_job
 from stoker.sources.origin import IndexedSource
 from stoker.stages.cache import CacheStage, Forecast, ends_caching
 from stoker.stages.functions.operation import Operation
+from stoker.stages.stage import first_with
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain
@@ -85,8 +86,8 @@ def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chai
         )
         return chain
     place = places[best.place]
-    stage = chain.with_inserted({place: make}).plan.cache
-    assert stage is not None
+    stage = first_with(chain.with_inserted({place: make}).stages, lambda t: t.caches)
+    assert isinstance(stage, CacheStage)
     work_ns, scale = float(made_ns[:, best.place].sum()), examples / len(made) / 1e9
     forecast = Forecast(
         stage.cache.describes, best.kept, work_ns * scale, (work_ns - best.saved_ns) * scale
@@ -155,12 +156,12 @@ def _make_forms(draft: Chain, chain: Chain, places: list[int]) -> list[list[Made
     ``draft`` is the chain with a cache at the first place. Examples that fail are left out. It ends
     early after some seconds.
     """
-    plan, first = draft.plan, draft.plan.segments[0]
-    source = plan.indexed
+    flow, first = draft.flow, draft.flow.segments[0]
+    source = flow.indexed
     assert source is not None
     # Where the order is drawn by weights or a function, the source's own order is a fair sample.
-    order = source.order(replace(plan.selection, drawing=None), chain.seed, 0)
-    address = plan.address(first.at, chain.seed, 0)
+    order = source.order(replace(draft.selection, drawing=None), chain.seed, 0)
+    address = flow.address(first.at, chain.seed, 0)
 
     def work(operations: list[Any], reads: bool) -> Work:
         segment = Segment(source if reads else None, operations, at=first.at)

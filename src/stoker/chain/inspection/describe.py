@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE
+from stoker.engine.work.held_generators import find_generators
 from stoker.sources.origin import IndexedSource
-from stoker.stages.functions.held_generators import find_generators
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainStage, PoolSize
+from stoker.stages.stage import ChainStage
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain

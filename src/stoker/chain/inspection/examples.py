@@ -14,10 +14,7 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
-from stoker.engine.lowering import Sift
-from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import OwnPoint
-from stoker.engine.plan.segment import Segment
+from stoker.engine.flow import Flow
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
@@ -47,7 +44,7 @@ def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> A
     Raises TypeError, ValueError or LookupError if the epoch lacks it; also errors of stages.
     """
     chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
-    plan, source = chain.plan, _indexed(chain, "example")
+    flow, source = chain.flow, _indexed(chain, "example")
     number = _number(chain, number, "example")
     if not is_whole_number(epoch) or epoch < 0:
         raise ValueError(f".example() takes epoch= as a whole number from 0, not {epoch!r}")
@@ -57,42 +54,34 @@ def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> A
         raise ValueError(f".example() takes place= as a whole number from 0, not {place!r}")
     if not is_whole_number(use) or use < 1:
         raise ValueError(f".example() takes use= as a whole number from 1, not {use!r}")
-    return _made(plan, chain.seed, source, number, int(epoch), int(place), int(use))
+    return _made(flow, chain.seed, source, number, int(epoch), int(place), int(use))
 
 
 def _made(
-    plan: Plan, seed: int, source: IndexedSource, number: int, epoch: int, place: int, use: int
+    flow: Flow, seed: int, source: IndexedSource, number: int, epoch: int, place: int, use: int
 ) -> Any:
     values: list[Any] = []
     order = EpochIndices(_Alone(number), StridedSharding(), 1)
-    at_use = 0
     # Elsewhere the main thread may draw from the global generators meanwhile.
     is_main = threading.current_thread() is threading.main_thread()
-    for part in plan.parts:
-        match part:
-            case Segment():
-                if part.batches_in:
-                    break
-                alone = replace(part, cache=None, cache_at=0)
-                address = plan.address(part.at, seed, epoch)
-                work = Work(alone, address, source, order)
-                ns = alone.counters()
-                with work.seeding(with_global=is_main):
-                    if part.source is not None:
-                        values = work.read(np.array([number], np.int64), [place], ns)
-                    work.apply(values, [place], [at_use], ns)
-                if values[0] is REJECTED:
-                    raise LookupError(f"example {number} is left out by a filter")
-                if type(values[0]) is Failure:
-                    raise values[0].error
-                if part.batch is not None:
-                    break
-            case OwnPoint(Sift()):  # the segment before it has applied the filter
-                pass
-            case OwnPoint(stage):
-                if part.holds_batches or not stage.traits.repeats:
-                    break
-                at_use = use - 1
+    end = next((layer.at for layer in flow.layers if layer.ends_examples), len(flow.layers))
+    for segment in flow.segments:
+        if segment.at >= end:
+            break
+        alone = replace(segment, cache=None, cache_at=0)
+        work = Work(alone, flow.address(segment.at, seed, epoch), source, order)
+        ns = alone.counters()
+        at_use = use - 1 if flow.echo is not None and flow.echo.at < segment.at else 0
+        with work.seeding(with_global=is_main):
+            if segment.source is not None:
+                values = work.read(np.array([number], np.int64), [place], ns)
+            work.apply(values, [place], [at_use], ns)
+        if values[0] is REJECTED:
+            raise LookupError(f"example {number} is left out by a filter")
+        if type(values[0]) is Failure:
+            raise values[0].error
+        if segment.batch is not None:
+            break
     return values[0]
 
 
@@ -113,12 +102,10 @@ class _Alone:
 
 def _place_of(chain: Chain, number: int, epoch: int) -> int:
     """Return the first place of an example among those of this rank in an epoch."""
-    plan, source = chain.plan, chain.plan.indexed
-    assert source is not None
-    selection = plan.selection
-    if plan.batches is not None:  # the rank that gets it changes no place
+    source, selection = _indexed(chain, "example"), chain.selection
+    if chain.plans_batches:  # the rank that gets it changes no place
         selection = selection.of_all_ranks()
-    order = source.order(selection, chain.seed, epoch, group=plan.group)
+    order = source.order(selection, chain.seed, epoch, group=chain.batch_size)
     for start in range(0, len(order), _SEARCHED):
         stop = min(start + _SEARCHED, len(order))
         found = np.flatnonzero(order.span(start, stop) == number)

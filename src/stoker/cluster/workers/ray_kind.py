@@ -24,7 +24,6 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.resources import usable_cores
 from stoker.cluster.workers.link_channel import FlatValue, Inbox
 from stoker.cluster.workers.ray_actor import PURPOSE, ActorPlace, PreparingActor, WorkerSpec
-from stoker.engine.plan.plan import Plan
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers
 from stoker.engine.workers.requests import Answer, Request
@@ -68,12 +67,12 @@ def check(options: Any) -> None:
 
 
 def make_pool(
-    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+    workers: Workers, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
 ) -> WorkerPool:
     """Return a pool of actors; reuses the previous epoch's actors if the work is the same."""
     actors = kept.actors
-    if not isinstance(actors, ActorPool) or actors.plan is not plan or not actors.is_ours:
-        actors = kept.actors = ActorPool(plan, workers)
+    if not isinstance(actors, ActorPool) or not actors.does(host):
+        actors = kept.actors = ActorPool(host, workers)
     try:
         actors.start()
     except BaseException:
@@ -107,20 +106,19 @@ class ActorPool:
     """The actors of one pipeline.
 
     Args:
-        plan: the pipeline's work; sent to each actor once.
+        host: the works of the segments on the host; each actor gets their segments once.
         workers: how many actors, and Ray's options for them: placement and resources.
 
     Attributes:
-        plan: that plan.
         token: the secret of connections to them.
         insecure: whether these are not encrypted.
         actors: the started ones that are not known to be lost.
         losses: texts of warnings, one a lost actor.
     """
 
-    def __init__(self, plan: Plan, workers: Workers) -> None:
+    def __init__(self, host: list[Work], workers: Workers) -> None:
         ray = require_ray(_FEATURE)
-        self.plan = plan
+        self._segments = {work.segment.at: work.segment for work in host}
         self._owner = OwningProcess()
         self.token = new_token()
         self.insecure = workers.insecure
@@ -130,10 +128,15 @@ class ActorPool:
         self._requested: dict[Any, Any] = {}  # actors by what tells that they have come up
         self._count = workers.count
         self._options = {**_ONE_CORE, **workers.ray_options}
-        spec = WorkerSpec(plan.segments, plan.indexed)
+        spec = WorkerSpec(tuple(self._segments.values()), host[0].source)
         # As bytes: arrays would come out of Ray's own memory, and could not be written to.
         self._spec = ray.put(ray.cloudpickle.dumps(spec))
         _pools.add(self)
+
+    def does(self, host: list[Work]) -> bool:
+        """Whether its actors are this process's, and do these works."""
+        own = self._segments
+        return self.is_ours and all(own.get(each.segment.at) is each.segment for each in host)
 
     @property
     def is_ours(self) -> bool:

@@ -5,7 +5,7 @@ What outputs cost decides (``workers.cost``). The window holds:
 - in general ``max(2 * group, 8 * workers * chunk)`` examples, fewer large ones;
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
-- around an adaptive echo, see ``echo/adaptive``;
+- around an adaptive echo, see ``echoing/adaptive``;
 - nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
   0.2 ms together, if there may be workers (otherwise single ones, of at most 1 ms, are made without
   a task); gathered batches of at most 1 ms together;
@@ -77,7 +77,7 @@ class Amounts:
         segment, cost, rows = runner.segment, runner.cost, runner.rows
         self._batches = segment.batch is not None or segment.batches_in
         self._gathers_alone = rows is not None and not segment.batch_maps
-        self.gathers = self._gathers_alone and not segment.into_pool
+        self.gathers = self._gathers_alone and not segment.behind.into_pool
         self.joins = segment.joins_batches and not segment.batch_maps
         self._passes = upstream is not None and segment.batches_in and segment.is_plain
         if upstream is not None and segment.is_plain and not segment.batch_maps:
@@ -93,7 +93,7 @@ class Amounts:
         cost.whole |= rows is not None and not rows.releases_gil
         fetcher = runner.work.fetcher
         is_read_ahead = fetcher.reader is not None or fetcher.lookups is not None
-        self._is_read = upstream is None and not is_read_ahead and not segment.into_pool
+        self._is_read = upstream is None and not is_read_ahead and not segment.behind.into_pool
         self.last_ns = 0
 
     @property
@@ -142,9 +142,9 @@ class Amounts:
         group, cost = self._group, self._cost
         chunk = cost.chunk(self._pool.target_ns) if cost.row_ns else group
         count = min(max(chunk, group // 8), group)
-        if self._segment.is_followed:
+        if self._segment.behind.is_followed:
             count = max(1, group // 8)
-        if not self._segment.is_waited_for:  # a slow one keeps those in its task
+        if not self._segment.behind.in_turn:  # a slow one keeps those in its task
             count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
         return count if at_most is None else min(count, at_most)
 
@@ -179,7 +179,7 @@ class Amounts:
         if many * each > _AHEAD_BYTES * (self._group if self._batches else 1):
             many = 8 * pool.workers
         examples = max(2 * self._group, many, self._read_ahead)
-        if self._segment.is_followed:  # otherwise jitter alone would cause repeats
+        if self._segment.behind.is_followed:  # otherwise jitter alone would cause repeats
             examples = max(FOLLOWED_BATCHES * self._group, examples)
         elif self._upstream is not None and self._upstream.follows:
             # Early decisions see few ready items.

@@ -30,7 +30,7 @@ class Delivery:
     def deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         """Put values, or failures, in rows from ``start`` on."""
         if task.builder is None:
-            if self.work.segment.into_pool:  # a small view would keep a large array alive
+            if self.work.segment.behind.into_pool:  # a small view would keep a large array alive
                 values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
             task.values[start : start + len(values)] = values
             return

@@ -13,12 +13,12 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
+from stoker.batching.builder import Columns, Misfits
 from stoker.engine.segments.delivery import Delivery
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import GivenUp, Request
 from stoker.engine.workers.tasks import Task
-from stoker.stages.batching.builder import Columns, Misfits
 
 
 @dataclass(frozen=True, eq=False)

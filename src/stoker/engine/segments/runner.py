@@ -21,6 +21,9 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
+from stoker.batching.builder import Builder, batch_of
+from stoker.batching.joining import JoinedBatch, Packed, rows_of
+from stoker.batching.user_collate import collate_examples
 from stoker.engine.items import EpochCounters, Item
 from stoker.engine.segments.delivery import Delivery
 from stoker.engine.segments.own_thread import CannotRepeat, OwnThread
@@ -33,9 +36,6 @@ from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
 from stoker.schedule.batch_bounds import BatchBounds
-from stoker.stages.batching.builder import Builder, batch_of
-from stoker.stages.batching.joining import JoinedBatch, Packed, rows_of
-from stoker.stages.batching.user_collate import collate_examples
 
 Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""

@@ -1,6 +1,6 @@
 """The outputs of a segment, in order, through a bounded window.
 
-A segment is the work between two points of a plan. Each output is an ``Item``. Items
+A segment is the work between two streams of stages. Each output is an ``Item``. Items
 are computed by tasks (``runner``): one batch, or some examples for a pool (at least an eighth of a
 batch), or a few batches that are gathered straight from arrays. The window holds the outputs that
 were submitted and not taken yet (``amounts``).

@@ -8,7 +8,7 @@ class Failure:
 
     Attributes:
         error: the error to raise then.
-        part: the failed segment's place among the parts: only the filter point after it may skip
+        part: the failed segment's place among the layers: only the sift behind it may skip
             the example. None if nothing may skip it.
         account: the skip budget that it counts against (see ``Sift``).
     """

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
+from stoker.engine.work.cached import Cached, Miss
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.spot import HERE
 from stoker.errors import CacheError, StageError
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
-from stoker.stages.cache import CacheStage, Miss
 
 if TYPE_CHECKING:
-    from stoker.stages.cache import Lookups
+    from stoker.engine.work.cached import Lookups
 
 
 @dataclass(eq=False, repr=False)
@@ -36,7 +36,7 @@ class Fetcher:
     Attributes:
         source: the pipeline's source; None where nothing is read by index.
         cache: the segment's cache.
-        at: the segment's place among the parts of the plan.
+        at: the segment's place among the layers of the flow.
         stages: how many counters of time come before those of examples; ``cache_counter``: the
             number of the cache's.
         lends: whether examples from the cache may be views of its memory.
@@ -45,7 +45,7 @@ class Fetcher:
     """
 
     _source: IndexedSource | None
-    _cache: CacheStage | None
+    _cache: Cached | None
     _at: int
     _stages: int
     _cache_counter: int
@@ -79,7 +79,7 @@ class Fetcher:
             self._expected.update(indices.tolist())  # what is read ahead has to be taken
         self.reader.expect(indices)
 
-    def _ask_others(self, cache: CacheStage, lookups: Lookups, indices: NDArray[np.int64]) -> None:
+    def _ask_others(self, cache: Cached, lookups: Lookups, indices: NDArray[np.int64]) -> None:
         """Ask other nodes for examples that this host's cache lacks; read ahead those they lack."""
         keys = cache.keys(self._indexed, indices.tolist())
         places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
@@ -206,7 +206,7 @@ class Fetcher:
     def _each(
         self,
         get: Callable[[NDArray[np.int64]], list[Any]],
-        who: IndexedSource | CacheStage,
+        who: IndexedSource | Cached,
         indices: NDArray[np.int64],
     ) -> list[Any]:
         """Return the results of ``get``; if it fails, call it for one at a time."""

@@ -30,12 +30,15 @@ from stoker.basics.generators import (
     put_back,
 )
 from stoker.basics.signals import pass_on
-from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.segment import Segment
+from stoker.batching.user_collate import Collate, RowError
+from stoker.engine.work.address import WorkAddress
+from stoker.engine.work.cached import LeftOutBefore, Miss
 from stoker.engine.work.call_seeds import CallSeeds, Place
 from stoker.engine.work.failure import REJECTED, SENDING, Failure
 from stoker.engine.work.fetcher import Fetcher
+from stoker.engine.work.segment import Segment
 from stoker.engine.work.spot import HERE
+from stoker.engine.work.step import RowStep, returned_nothing
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
@@ -43,10 +46,6 @@ from stoker.schedule.progress import Progress, progress_at
 from stoker.schedule.rng import AddressedGenerator
 from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource
-from stoker.stages.batching.user_collate import Collate, RowError
-from stoker.stages.cache import LeftOutBefore, Miss
-from stoker.stages.functions.operation import Operation
-from stoker.stages.map import returned_nothing
 
 
 class Work:
@@ -61,6 +60,7 @@ class Work:
         held: the generators that the user's objects hold, by caller; None to find them.
 
     Attributes:
+        source: as above.
         index_before: returns the index of a fresh example of an earlier epoch that a pool holds, by
             its number, which is below 0; None if no pool holds any.
         fetcher: reads examples, in the first segment of an indexed source.
@@ -80,7 +80,7 @@ class Work:
         self.address = address
         self._held = held
         self._seeds: CallSeeds | None = None
-        self._source = source
+        self.source = source
         # Only examples of the source have an index, which the order tells.
         self._order = None if segment.renumbered or segment.batches_in else order
         self.index_before: Callable[[int], int] | None = None
@@ -117,7 +117,7 @@ class Work:
 
     def at(self, address: WorkAddress) -> Work:
         """Return what does the same in another epoch, in another process."""
-        return Work(self.segment, address, self._source, None, self._held)
+        return Work(self.segment, address, self.source, None, self._held)
 
     @property
     def held(self) -> Sequence[Sequence[SeededGenerator]]:
@@ -196,8 +196,8 @@ class Work:
             index = self.index_before(self.address.batch_number(place))
         else:
             return StageError(stage, error, batch=batch)
-        assert self._source is not None
-        return StageError(stage, error, index=index, path=self._source.path(index), batch=batch)
+        assert self.source is not None
+        return StageError(stage, error, index=index, path=self.source.path(index), batch=batch)
 
     def failure(self, stage: str, error: BaseException, place: int, account: int = 0) -> Failure:
         """Return an error of a stage as the failure of the input at a place."""
@@ -397,7 +397,7 @@ class Work:
     def _progress_at(self, place: int) -> Progress:
         return progress_at(self.address.epoch, place, self.address.paces)
 
-    def _others(self, stage: Operation, places: Sequence[int]) -> list[bool] | None:
+    def _others(self, stage: RowStep, places: Sequence[int]) -> list[bool] | None:
         """Mark the examples of other parts of a mixture; None if all are the stage's."""
         if stage.part is None:
             return None
@@ -460,7 +460,7 @@ _UNFINISHED = frozenset({Miss, LeftOutBefore})
 
 
 def _prepare(
-    stage: Operation, seed: int, epoch: int
-) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Many | None]:
+    stage: RowStep, seed: int, epoch: int
+) -> tuple[RowStep, Callable[..., Any], NDArray[np.uint64] | None, Many | None]:
     many = stage.compile_many()
     return stage, stage.compile(REJECTED), stage.key(seed, epoch), many

@@ -16,13 +16,13 @@ from multiprocessing.reduction import ForkingPickler
 
 from stoker.basics.process import has_jax_started, has_polars_started
 from stoker.basics.warn import warn
+from stoker.engine.work.held_generators import find_connections
 from stoker.engine.work.work import Work
 from stoker.engine.workers.first_process import FirstProcess
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.stages.functions.held_generators import find_connections
 
 
 def make_pool(

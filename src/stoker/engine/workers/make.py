@@ -11,8 +11,7 @@ from stoker.basics import plugins
 from stoker.basics.resources import format_bytes, format_seconds, parse_bytes
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.segment import Segment
+from stoker.engine.work.segment import Segment
 from stoker.engine.work.work import Work
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -36,7 +35,6 @@ class WorkerKind(Protocol):
     def make_pool(
         self,
         workers: Workers,
-        plan: Plan,
         host: list[Work],
         autotuner: Autotuner,
         kept: KeptWorkers,
@@ -201,37 +199,37 @@ class KeptWorkers:
         """Return new warnings: of actors that were lost."""
         if self.actors is None:
             return []
-        found, self.actors.losses = self.actors.losses, []
+        found: list[str] = self.actors.losses
+        self.actors.losses = []
         return found
 
 
 def make_pool(
-    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+    workers: Workers, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
 ) -> WorkerPool:
     """Return the worker pool for the segments on the host.
 
     Args:
         workers: the number and kind.
-        plan: the pipeline's plan.
         host: the works of the segments on the host, by depth.
         autotuner: the measured speeds.
         kept: the workers that earlier epochs have left.
     """
-    pool = _made_pool(workers, plan, host, autotuner, kept)
+    pool = _made_pool(workers, host, autotuner, kept)
     if workers.timeout_ns is not None and workers.count:
         pool.watch_over(workers.timeout_ns)
     return pool
 
 
 def _made_pool(
-    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+    workers: Workers, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
 ) -> WorkerPool:
     depths = max(1, len(host))
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
     if workers.kind not in _LOCAL:
         assert workers.kind is not None
-        return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
+        return _registered(workers.kind).make_pool(workers, host, autotuner, kept)
     if not any(workers.sends(work.segment) for work in host):
         return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
     # These take their time to import.

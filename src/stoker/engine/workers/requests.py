@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
+from stoker.batching.builder import Builder, Misfits, collated
 from stoker.engine.work.failure import SENDING, Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames
-from stoker.stages.batching.builder import Builder, Misfits, collated
 from stoker.transport.flatten import Flattener
 
 if TYPE_CHECKING:

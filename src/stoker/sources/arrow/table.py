@@ -78,7 +78,7 @@ def import_pyarrow(caller: str, module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{caller} needs pyarrow: pip install 'stoker[parquet]'") from error
+        raise ImportError(f"{caller} needs pyarrow: pip install pyarrow") from error
 
 
 def numbers_in(column: Any, name: str) -> NDArray[Any]:

@@ -86,7 +86,7 @@ class Access:
         try:
             kind = importlib.import_module("fsspec").get_filesystem_class(protocol)
         except ImportError as error:
-            raise ImportError(f"{self.url}: {error}: pip install 'stoker[remote]'") from error
+            raise ImportError(f"{self.url}: {error}: pip install 'fsspec[http,s3]'") from error
         if is_web(self.url):
             return WebStorage(kind, self.url, self.options)
         settings = {**kind._get_kwargs_from_urls(self.url), **self.options.storage_options}

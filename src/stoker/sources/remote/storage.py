@@ -113,7 +113,7 @@ def import_extra(module: str, url: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{url} needs {package}: pip install 'stoker[remote]'") from error
+        raise ImportError(f"{url} needs {package}: pip install 'fsspec[http,s3]'") from error
 
 
 class FileStorage(Storage):

@@ -7,10 +7,12 @@ from typing import Any
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.batching.user_collate import Collate
+from stoker.engine.flow import Flow
+from stoker.engine.work.step import Stack
 from stoker.errors import CombinationError
 from stoker.sources.origin import UserObject
-from stoker.stages.batching.user_collate import Collate
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,20 @@ class Batch(ChainStage):
             before.echo.check_holds(self.n)
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        to.batch(self)
+    @property
+    def stack(self) -> Stack:
+        """What it tells the engine."""
+        is_planned = self.batch_rule is not None
+        return Stack(self.name, self.n, self.drop_last, self.collate, is_planned)
+
+    def add_to(self, flow: Flow) -> None:
+        flow.into(self.stack)
 
     def user_objects(self) -> list[UserObject]:
-        return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
+        return self.stack.user_objects()
 
     def count(self, items: int) -> int:
-        """Return the number of batches that so many examples make."""
-        return items // self.n if self.drop_last else -(-items // self.n)
+        return self.stack.count(items)
 
     def signature(self) -> str:
         """Return its size, and what becomes of the rest."""

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.costs import Costs
@@ -23,8 +25,7 @@ from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, first_with
+from stoker.stages.stage import ChainStage, ChainView, first_with
 
 # A window has at least so many places, or so many global batches' worth of them. With fewer, a
 # batch holds more padding, and more is carried on (bench/results/balance.json).
@@ -216,11 +217,9 @@ class PlannedBatch(Batch):
         """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
         raise AssertionError("batches that are planned are counted by their plan")
 
-    def lower(self, to: EnginePlan) -> None:
-        assert self.rule is not None
-        to.plan_batches(self.rule)
-        # Workers put batches together, wherever they are: they need no sizes.
-        to.batch(replace(self, sizes=_named(self.sizes), key=_named(self.key), rule=None))
+    @property
+    def batch_rule(self) -> BatchRule | None:
+        return self.rule
 
     def signature(self) -> str:
         """Return what decides which examples go together."""

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.basics.buffers import only_reads
-from stoker.images.image_map import Many, releases_gil
+from stoker.engine.checkpoint import PoolSize
+from stoker.engine.skip import RAISE, Budget, MaxErrors, budget_of
+from stoker.engine.work.step import RowStep
+from stoker.images.image_map import releases_gil
 from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.transforms import takes_seed
-from stoker.stages.skip import RAISE, Budget, MaxErrors, budget_of
-from stoker.stages.stage import ChainStage, ChainView, PoolSize
+from stoker.stages.stage import ChainStage, ChainView
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
@@ -37,7 +36,7 @@ class OfPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Operation(ChainStage):
+class Operation(ChainStage, RowStep):
     """A stage that calls a function of the user's with each item: a map, or a filter.
 
     Attributes:
@@ -46,10 +45,6 @@ class Operation(ChainStage):
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to.
-        makes_values: whether what the function returns takes the place of what it was given, so
-            that None is a mistake.
-        repeats_only: whether first uses pass it untouched.
-        progress: whether its function is told where in training an example stands.
     """
 
     fn: Callable[..., Any]
@@ -57,10 +52,6 @@ class Operation(ChainStage):
     budget: Budget | None = None
     account: int = 0
     part: OfPart | None = None
-
-    makes_values = True
-    repeats_only = False
-    progress = False
 
     @property
     @abstractmethod
@@ -80,12 +71,10 @@ class Operation(ChainStage):
 
     @property
     def only_reads(self) -> bool:
-        """Whether its function is declared to change nothing that it is given."""
         return only_reads(self.fn)
 
     @property
     def releases_gil(self) -> bool:
-        """Whether its function is an image function, whose work is done without the GIL."""
         return releases_gil(self.fn)
 
     @property
@@ -114,21 +103,6 @@ class Operation(ChainStage):
 
     def user_objects(self) -> list[UserObject]:
         return [UserObject(self.name, self.fn)]
-
-    @abstractmethod
-    def compile(self, rejected: object) -> Callable[..., Any]:
-        """Return a function of an item, and of a generator if it has a key.
-
-        A filter's returns the item, or ``rejected``. It pickles if the user's function does.
-        """
-
-    def compile_many(self) -> Many | None:
-        """Return what does the same for many items at once; None if its function does not."""
-        return None
-
-    def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
-        """Return what keys its generator in an epoch, None if it draws nothing."""
-        return None
 
 
 def check_budget(

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
+from stoker.engine.checkpoint import PoolSize
 from stoker.errors import CombinationError
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
-from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset

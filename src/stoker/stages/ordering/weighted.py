@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.basics.validate import is_whole_number
+from stoker.engine.checkpoint import PoolSize
 from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import SourceBase, numbers_of
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.ordering.select import check_numbers
-from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits
+from stoker.stages.stage import ChainStage, ChainView, Traits
 
 
 @dataclass(frozen=True)

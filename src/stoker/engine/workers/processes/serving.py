@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from stoker.basics import resources
 from stoker.basics.process import end_with
 from stoker.basics.resources import ThreadTimer
-from stoker.engine.plan.address import WorkAddress
+from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work

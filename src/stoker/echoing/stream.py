@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, Stream
-from stoker.engine.plan.points import OwnPoint
+from stoker.engine.flow import Own
+from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, RepeatingStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
@@ -56,6 +56,10 @@ class PoolStart(Node, tag="echo"):
             )
         return cls(snapshot, items)
 
+    def epochs_back(self, items: int) -> list[int]:
+        back: list[int] = self.snapshot.epochs_back(items)
+        return back
+
     def to_json(self) -> dict[str, Any]:
         snapshot = self.snapshot
         json = (
@@ -66,11 +70,11 @@ class PoolStart(Node, tag="echo"):
         return {"kind": "echo", "items": self.items, **json}
 
 
-class EchoStream(Stream, Generic[AnyPool]):
+class EchoStream(RepeatingStream, Generic[AnyPool]):
     """The uses of the items in a pool.
 
     Args:
-        point: the echo's point in the plan.
+        layer: the echo's layer in the flow.
         make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
         upstream: the stream of fresh items.
@@ -80,13 +84,13 @@ class EchoStream(Stream, Generic[AnyPool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[Any], AnyPool],
         upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
-        self.point = point
-        self.echo = point.stage
+        self.layer = layer
+        self.echo = layer.stage
         self._make_pool = make_pool
         self.upstream: PolledStream = upstream
         self.blocking = upstream.blocking
@@ -109,8 +113,11 @@ class EchoStream(Stream, Generic[AnyPool]):
         return "pool" in self.__dict__
 
     @property
+    def held(self) -> int:
+        return self.pool.held if self.has_started else 0
+
+    @property
     def factor(self) -> float:
-        """The drawn uses, divided by the first uses among them; 1 before any."""
         return self._uses / self._first_uses if self._first_uses else 1.0
 
     @property
@@ -137,7 +144,6 @@ class EchoStream(Stream, Generic[AnyPool]):
         return item.task.values[item.row]
 
     def item_bytes(self) -> int:
-        """Return the bytes of an item in the pool; 0 if it is empty."""
         for item in list(self._items.values()):
             value = item.task.values[item.row] if item.task.done else None
             if value is not None and type(value) is not Failure:
@@ -286,12 +292,12 @@ class FixedEcho(EchoStream[Pool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[FixedEcho], Pool],
         upstream: PolledStream,
         tally: EpochCounters,
     ) -> None:
-        super().__init__(point, make_pool, upstream, tally)
+        super().__init__(layer, make_pool, upstream, tally)
         items = upstream.total
         self.total = None if items is None else self.echo.count(items)
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.

@@ -17,12 +17,12 @@ from stoker.basics import pytree, resources
 from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.checkpoint import Bounds
-from stoker.engine.echo.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
-from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
-from stoker.engine.echo.stream import EchoStream, FixedEcho, PoolStart
+from stoker.echoing.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
+from stoker.echoing.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
+from stoker.echoing.stream import EchoStream, FixedEcho, PoolStart
+from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import PolledStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.rank import process_group
@@ -36,7 +36,7 @@ from stoker.schedule.pools.adaptive import (
     longest_distance,
 )
 from stoker.schedule.pools.fixed import Pool
-from stoker.stages.stage import ChainStage, ChainView, PoolSize, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, first_with
 
 Factor = float | Fraction | str
 """``"auto"``, or the mean uses of each fresh item, at least 1."""
@@ -153,13 +153,13 @@ class Echo(StreamStage):
             )
 
     def stream(self, upstream: PolledStream, context: StreamContext) -> EchoStream[Any]:
-        point, setup, tally = context.point, context.setup, context.tally
+        layer, setup, tally = context.layer, context.setup, context.tally
         make = functools.partial(_make_pool, self, context)
         if not self.is_adaptive:
-            return FixedEcho(point, make, upstream, tally)
+            return FixedEcho(layer, make, upstream, tally)
         policy = self._policy(upstream, context)
-        steps = setup.steps if setup.plan.carries_pool and setup.ranks is None else None
-        return AdaptiveEcho(point, make, upstream, tally, context.worker_pool, policy, steps)
+        steps = setup.steps if setup.flow.carries_pool and setup.ranks is None else None
+        return AdaptiveEcho(layer, make, upstream, tally, context.worker_pool, policy, steps)
 
     def _policy(self, upstream: PolledStream, context: StreamContext) -> Policy:
         setup = context.setup
@@ -173,30 +173,30 @@ class Echo(StreamStage):
         self, upstream: PolledStream, context: StreamContext, ranks: Ranks
     ) -> AgreedPolicy:
         """Return the policy that ranks agree on. Raises ValueError if they cannot agree."""
-        setup, plan = context.setup, context.setup.plan
+        setup, flow = context.setup, context.setup.flow
         total = upstream.total
         if upstream.leaves_out:
             total = context.skip_log.examples
-        if plan.source.yields_batches:
+        if flow.source.yields_batches:
             with contextlib.suppress(TypeError):
-                total = plan.source.count()
-        if (total is None or plan.has_filter) and setup.steps is None:
+                total = flow.source.count()
+        if (total is None or flow.has_filter) and setup.steps is None:
             raise ValueError(
                 f"{self.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
-        share = plan.selection.share
-        uneven = plan.source.yields_batches or (share is not None and share.uneven)
-        if plan.has_filter or (uneven and setup.steps is not None):  # .steps() ends epochs
+        share = flow.orders.selection.share
+        uneven = flow.source.yields_batches or (share is not None and share.uneven)
+        if flow.has_filter or (uneven and setup.steps is not None):  # .steps() ends epochs
             total = None
         return AgreedPolicy(
             ranks,
             self.max_factor,
-            context.point.group,
+            context.layer.group,
             total,
             setup.autotuner.factor or UNIT,
             context.planning,
-            leaky=context.point.leaks,
+            leaky=context.layer.leaks,
         )
 
     def read_node(self, saved: Any, bounds: Bounds) -> PoolStart:
@@ -360,7 +360,7 @@ def _pool_size(pool: Any) -> tuple[int | None, int | None]:
 
 def _make_pool(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> Any:
     """Return the pool of an epoch, at the first use: its size may depend on the first item."""
-    setup, group = context.setup, context.point.group
+    setup, group = context.setup, context.layer.group
     known = setup.pool_size
     record = setup.record
     if record is not None and record.echo is not None and echo.is_adaptive:
@@ -385,9 +385,9 @@ def _make_pool(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> A
 
 def _choose_size(echo: Echo, context: StreamContext, stream: EchoStream[Any]) -> None:
     """Choose the pool's size; a size in bytes needs its first item."""
-    known, group = context.setup.pool_size, context.point.group
+    known, group = context.setup.pool_size, context.layer.group
     # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
-    looks = context.setup.plan.source.yields_batches or context.point.on_device
+    looks = context.setup.flow.source.yields_batches or context.layer.on_device
     if echo.pool is not None and not looks:
         known.size = echo.pool
         return

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
-from stoker.engine.stream_stage import EpochSetup, HeadSource
+from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
 from stoker.schedule import rng
 from stoker.schedule.rng import UniformAt
 from stoker.schedule.selection import Cut, Selection
-from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import (
     ReiterableStream,
     StatefulPass,
@@ -29,6 +28,7 @@ from stoker.sources.passes import (
     interrupt,
     validate_state,
 )
+from stoker.stages.stage import ChainView
 
 
 class IterableSource(HeadSource):
@@ -107,7 +107,7 @@ class IterableSource(HeadSource):
         if self._log is not None:
             self._log.forget_before(number)
 
-    def check_state(self, chain: ChainOfSource) -> None:
+    def check_state(self, chain: ChainView) -> None:
         """Refuse to save in the middle of an epoch if left-out examples could not be restored."""
         if not self.takes_state:
             raise StateError(
@@ -145,14 +145,14 @@ class IterableSource(HeadSource):
         return "a stream: no length, no state in the middle of an epoch"
 
     def head(self, setup: EpochSetup, tally: EpochCounters) -> IterableHead:
-        position, selection = setup.position, setup.plan.selection
+        position, selection = setup.position, setup.flow.orders.selection
         rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
         return IterableHead(
             self,
             self.open(setup.epoch, position.loader_state, read),
             selection,
-            setup.plan.selection.buffer,
+            setup.flow.orders.selection.buffer,
             rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
             tally,
             position.fresh,

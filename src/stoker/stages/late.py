@@ -31,14 +31,14 @@ from stoker.basics.validate import is_whole_number
 from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, as_json, damage_error
 from stoker.engine.items import Item, WouldBlock
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
+from stoker.engine.skip import RAISE
 from stoker.engine.survivors import DecidingStream
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.echo_record import RunRecord
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import PlannedBatch
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, first_with
 
 Left = tuple[int, ...]
 """The examples that a batch left behind, ascending."""

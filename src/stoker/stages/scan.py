@@ -23,15 +23,15 @@ import msgspec
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
-from stoker.engine.checkpoint import Bounds, Count, Node, UpstreamRequest, damage_error
+from stoker.engine.checkpoint import Bounds, Count, Node, PoolSize, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, Item, done_item, with_value
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import CombinationError, StateError
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainView, PoolSize, Traits, first_with, not_known
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 ScanState = str | bytes
 """A dumped state, which no longer changes: JSON text, or the bytes that ``dump=`` returned."""
@@ -299,7 +299,7 @@ class ScannedStream(OrderedStream):
 
     def __init__(self, scan: Scan, upstream: SegmentStream, context: StreamContext) -> None:
         super().__init__(upstream)
-        self._scan, self._part, self._tally = scan, context.point.at, context.tally
+        self._scan, self._part, self._tally = scan, context.layer.at, context.tally
         self._tally.open(self._part, [scan.name])
         self._first = self._least = 0  # outputs before a resume: at most, and at least
         self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume

@@ -11,7 +11,7 @@ class WorkAddress(NamedTuple):
     """The address of a segment's work among all works of a pipeline.
 
     Attributes:
-        at: the segment's place among the parts of the plan.
+        at: the segment's place among the layers of the flow.
         seed, epoch: the key of its random draws.
         rank, world: this process's rank, and the number of ranks.
         batches: the number of batches of all ranks before the epoch's leg.

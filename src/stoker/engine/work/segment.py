@@ -1,22 +1,38 @@
-"""A segment: stages that run together, between two points of a plan."""
+"""A segment: stages whose work on an item is done in one task, between two streams."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple
 
 from stoker.basics.generators import SeededGenerator
 from stoker.basics.thread_safety import is_thread_safe
+from stoker.engine.work.cached import Cached
+from stoker.engine.work.held_generators import find_generators
+from stoker.engine.work.step import RowStep, Stack
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Rows
-from stoker.stages.batching.batch import Batch
-from stoker.stages.batching.planned import PlannedBatch
-from stoker.stages.cache import CacheStage
-from stoker.stages.functions.held_generators import find_generators
-from stoker.stages.functions.operation import Operation
-from stoker.stages.map import Map
-from stoker.stages.stage import ChainStage
+
+
+class Behind(NamedTuple):
+    """What stands behind a layer of a flow (``engine/flow.py``).
+
+    Attributes:
+        into_pool: whether a pool keeps its outputs.
+        is_followed: whether an adaptive echo follows, directly or behind a device.
+        in_turn: whether each output is waited for in its turn; False if later ones may come first.
+        leaks: whether something further on may drop items.
+    """
+
+    into_pool: bool = False
+    is_followed: bool = False
+    in_turn: bool = True
+    leaks: bool = False
+
+
+_NOTHING = Behind()
 
 
 @dataclass
@@ -32,34 +48,48 @@ class Segment:
         batches_in: whether the inputs are batches.
         on_device: whether the segment comes after ``.to_torch(device)``.
         at: the segment's place among the parts.
-        into_pool: whether a pool keeps the outputs.
-        is_followed: whether an adaptive echo follows, directly or behind a device.
+        behind: what stands behind it.
         renumbered: whether the inputs were packed, and so have numbers of their own.
         joins: the length of the full sequences that come as pieces, and are joined here; 0 if none
             do.
         draws: whether its code was seen to draw from global generators, in the consumer's thread.
-        is_waited_for: whether each output is waited for in its turn; False if later ones may come
-            first.
     """
 
     source: IndexedSource | None = None
-    operations: list[Operation] = field(default_factory=list)
-    cache: CacheStage | None = None
+    operations: list[RowStep] = field(default_factory=list)
+    cache: Cached | None = None
     cache_at: int = 0
-    batch: Batch | None = None
-    batch_maps: list[Map] = field(default_factory=list)
+    batch: Stack | None = None
+    batch_maps: list[RowStep] = field(default_factory=list)
     batches_in: bool = False
     on_device: bool = False
     at: int = 0
-    into_pool: bool = False
-    is_followed: bool = False
+    behind: Behind = _NOTHING
     renumbered: bool = False
     joins: int = 0
-    is_waited_for: bool = True
     draws: bool = False
-    kind = None
-    needs_work_behind = False
-    is_decided = False
+    kind: ClassVar[None] = None
+    needs_work_behind: ClassVar[bool] = False
+    is_decided: ClassVar[bool] = False
+
+    @property
+    def ends_examples(self) -> bool:
+        return self.batches_in
+
+    def look_behind(self, behind: Behind) -> Behind:
+        """Note what stands behind it; return what stands behind the layer before it."""
+        self.behind = behind
+        return Behind(leaks=behind.leaks)
+
+    def read(self, nodes: Any, bounds: Any) -> list[Any]:
+        """Change the ``Bounds`` of a saved state to those behind it; it has no node there."""
+        if self.batch is not None:
+            bounds.pass_batch(self.batch)
+        return []
+
+    def open(self, upstream: Any, epoch: Any) -> Any:
+        """Return its stream in an ``EpochStreams``."""
+        return epoch.open_segment(self, upstream)
 
     @property
     def is_plain(self) -> bool:
@@ -74,7 +104,7 @@ class Segment:
     @property
     def rows(self) -> Rows | None:
         """Gathers batches straight from arrays; None if something is done to single examples."""
-        if self.source is None or not self.only_stacks or isinstance(self.batch, PlannedBatch):
+        if self.source is None or not self.only_stacks or (self.batch and self.batch.is_planned):
             return None
         return self.source.rows
 
@@ -134,7 +164,7 @@ class Segment:
         return names + [stage.name for stage in self.batch_maps]
 
     @property
-    def callers(self) -> list[IndexedSource | ChainStage]:
+    def callers(self) -> list[IndexedSource | RowStep | Stack]:
         """The source and the stages, which may call the user's objects, in order."""
         each = [self.source, *self.operations, self.batch, *self.batch_maps]
         return [one for one in each if one is not None]

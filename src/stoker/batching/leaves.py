@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
+from stoker.batching.stacking import write_rows
 from stoker.errors import UnlikeError
-from stoker.stages.batching.stacking import write_rows
 
 _form = operator.attrgetter("shape", "dtype")
 _TEXT = (str, bytes, type(None))  # NumPy's own strings included

@@ -10,16 +10,16 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
-from stoker.errors import UnlikeError
-from stoker.stages.batching.leaves import (
+from stoker.batching.leaves import (
     Leaf,
     LeafName,
     SparseLeaf,
     TensorLeaf,
     make_leaf,
 )
-from stoker.stages.batching.stacking import stack
-from stoker.stages.batching.user_collate import Collate, collate_examples
+from stoker.batching.stacking import stack
+from stoker.batching.user_collate import Collate, collate_examples
+from stoker.errors import UnlikeError
 
 
 class Columns:

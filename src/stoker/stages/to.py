@@ -27,13 +27,13 @@ from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
 from stoker.basics.signals import pass_on
 from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
-from stoker.engine.plan.address import WorkAddress
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.setup import StreamContext
+from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
-from stoker.stages.padding_mask import PaddingMask
-from stoker.stages.stage import ChainView, Traits, first_with
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.
@@ -183,7 +183,7 @@ def torch_device(device: Any) -> str:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(".to_torch() needs PyTorch: pip install 'stoker[torch]'") from error
+        raise ImportError(".to_torch() needs PyTorch: pip install torch") from error
     if not isinstance(device, (str, int, torch.device)) or isinstance(device, bool):
         raise TypeError(
             f".to_torch() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the "

@@ -26,8 +26,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from stoker.echoing.rank_sync import AgreedPolicy
+from stoker.echoing.stream import EchoStream, PoolStart
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
-from stoker.engine.echo.stream import EchoStream, PoolStart
+from stoker.engine.flow import Own
 from stoker.engine.items import (
     EpochCounters,
     Item,
@@ -37,11 +39,16 @@ from stoker.engine.items import (
     WouldBlock,
     done_item,
 )
-from stoker.engine.plan.points import OwnPoint
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.echo_record import Decisions
-from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
+from stoker.schedule.pools.adaptive import (
+    ALONE,
+    AdaptivePool,
+    AdaptiveSnapshot,
+    carry_over,
+    pack,
+)
 from stoker.schedule.pools.fixed import Draw
 
 
@@ -83,7 +90,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
 
     def __init__(
         self,
-        point: OwnPoint,
+        layer: Own,
         make_pool: Callable[[AdaptiveEcho], AdaptivePool],
         upstream: PolledStream,
         tally: EpochCounters,
@@ -91,12 +98,12 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         policy: Policy,
         steps: int | None = None,
     ) -> None:
-        super().__init__(point, make_pool, upstream, tally)
+        super().__init__(layer, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
         self.policy = policy
         self._steps = steps
-        self._leaks = point.leaks
+        self._leaks = layer.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
         self.carried: AdaptiveSnapshot | None = None  # the pool when the epoch began, if not empty
         self._carried_examples: dict[int, int] = {}  # their numbers, by index
@@ -145,13 +152,45 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
             return 0
         return self.fresh if self.upstream.leaves_out else self.pool.admitted
 
+    @property
+    def agrees(self) -> bool:
+        return isinstance(self.policy, AgreedPolicy)
+
+    def agree_before(self, step: int, busy_ns: int) -> int | None:
+        policy = self._agreed
+        if busy_ns:
+            policy.note_consumed(busy_ns)
+        if not policy.due(step):
+            return None
+        policy.agree(step, self.taken_of_source)
+        return policy.factor
+
+    def is_over(self, step: int) -> bool:
+        return self._agreed.over(step)
+
+    @property
+    def ends_alike(self) -> bool:
+        return self._agreed.alike
+
+    @property
+    def _agreed(self) -> AgreedPolicy:
+        assert isinstance(self.policy, AgreedPolicy)
+        return self.policy
+
+    def decided(self, epoch: int) -> Decisions | None:
+        if not self.has_started:
+            return None
+        carried = pack(self.carried) if self.carried else None
+        return Decisions(epoch, self.pool.first_step, bytes(self.pool.codes), carried)
+
+    def next_start(self, total: int) -> PoolStart:
+        return PoolStart(carry_over(self.pool, total))
+
     def adopt(self, items: dict[int, Item]) -> None:
-        """Keep the items that the pool held at the end of the epoch before."""
         held = set(self.pool.held_ordinals().tolist())
         self._items.update({number: item for number, item in items.items() if number in held})
 
     def handed_on(self, total: int) -> dict[int, Item]:
-        """Return the pool's items by their numbers in the next epoch; this one has ``total``."""
         items, upstream = {}, self.upstream
         assert isinstance(upstream, SegmentStream)
         for number, item in self._items.items():
@@ -178,7 +217,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         if node is not None:
             return super().resume(node, request)
         items = self.upstream.items_of(request.loaded)
-        step = request.next // self.point.group
+        step = request.next // self.layer.group
         self._empty = AdaptiveSnapshot(step, items, (), began=step)
         return UpstreamRequest(items, items, items, loaded=request.loaded)
 
@@ -214,7 +253,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
     def _take_up(self, moment: AdaptiveSnapshot) -> None:
         if moment.step == 0 and moment.began < 0:
             self.carried = replace(moment, codes=b"")
-        if self.point.holds_batches:
+        if self.layer.holds_batches:
             return
         upstream: Any = self.upstream
         before = [number for number in self.pool.held_ordinals().tolist() if number < 0]

@@ -2,7 +2,7 @@
 
 Where a full sequence begins is known only once the values are there (``survivors``). Here that is
 decided, for all documents that are there at once: the segment behind joins them, where they are
-needed (``stages.batching.joining``).
+needed (``batching.joining``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
 follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
@@ -24,24 +24,26 @@ import numpy as np
 
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.batching.joining import CutDocuments, Tokens
 from stoker.engine.checkpoint import (
     Bounds,
     Count,
     Node,
+    PoolSize,
     ReadSoFar,
     UpstreamRequest,
     damage_error,
 )
+from stoker.engine.flow import Flow
 from stoker.engine.items import DoneTask, Item, done_item
-from stoker.engine.plan.address import WorkAddress
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import StreamContext, StreamStage
+from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
+from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.stages.batching.joining import CutDocuments, Tokens
-from stoker.stages.stage import ChainView, EnginePlan, PoolSize, Traits, first_with, not_known
+from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
@@ -85,9 +87,9 @@ class Pack(StreamStage):
             )
         return self
 
-    def lower(self, to: EnginePlan) -> None:
-        super().lower(to)
-        to.join(self.length)
+    def add_to(self, flow: Flow) -> None:
+        super().add_to(flow)
+        flow.join(self.length)
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> PackedStream:
         return PackedStream(self, upstream, context.address, context.leg)

@@ -12,10 +12,10 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
-from stoker.engine.stream_stage import EpochSetup, HeadSource
+from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.errors import StateError
-from stoker.sources.origin import ChainOfSource
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt
+from stoker.stages.stage import ChainView
 
 
 class LoaderSource(HeadSource):
@@ -95,7 +95,7 @@ class LoaderSource(HeadSource):
         self._stream_state.end()
         self.loader.load_state_dict(state)
 
-    def check_state(self, chain: ChainOfSource) -> None:
+    def check_state(self, chain: ChainView) -> None:
         if not self._has_state and chain.flows:
             raise StateError(
                 "a pass over a loader has no state in its middle, because its batches cannot be "
@@ -122,7 +122,7 @@ class LoaderSource(HeadSource):
         return "read as its owner set it up"
 
     def head(self, setup: EpochSetup, tally: EpochCounters) -> LoaderHead:
-        position, keep = setup.position, setup.recycler if setup.plan.pool else None
+        position, keep = setup.position, setup.recycler if setup.flow.echo else None
         if position.loader_state is not None:
             self.load(position.loader_state)
         return LoaderHead(self, tally, keep, loaded=position.loaded, fresh=position.fresh)

@@ -1,4 +1,4 @@
-"""Builds the streams and the worker pools of one epoch from a plan.
+"""Builds the streams and the worker pools of one epoch from a flow.
 
 Segments on the host share one worker pool and one planning lock; the last of their streams plans
 for all of them. Segments behind a device have a pool and a lock of their own, and the consumer
@@ -17,25 +17,24 @@ from numpy.typing import NDArray
 
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import row
-from stoker.engine.echo.prefetch import Prefetcher
-from stoker.engine.echo.stream import EchoStream, PoolStart
+from stoker.engine.flow import Own
 from stoker.engine.items import (
     EpochCounters,
     HeadStream,
     Item,
     Planning,
     PulledStream,
+    RepeatingStream,
     Stream,
 )
-from stoker.engine.plan.points import (
-    OwnPoint,
-)
-from stoker.engine.plan.segment import Segment
+from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.prefetch import Prefetcher
 from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.stream_stage import EpochSetup, StreamContext
+from stoker.engine.setup import EpochSetup, StreamContext
 from stoker.engine.survivors import SkipLog
+from stoker.engine.work.segment import Segment
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers, make_pool
 from stoker.engine.workers.threads import WorkerPool
@@ -43,11 +42,10 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule.batch_bounds import BatchBounds, FixedBatches
 from stoker.schedule.sharding import EpochIndices, PaddedSharding
 from stoker.sources.source import Reader
-from stoker.stages.padding_mask import PaddingMask
 from stoker.stats import PartStats
 
 if TYPE_CHECKING:
-    from stoker.stages.cache import Lookups
+    from stoker.engine.work.cached import Lookups
 
 
 class EpochStreams:
@@ -72,13 +70,13 @@ class EpochStreams:
 
     def __init__(self, setup: EpochSetup) -> None:
         self._setup = setup
-        self._plan, self._seed, self._epoch = setup.plan, setup.seed, setup.epoch
+        self._flow, self._seed, self._epoch = setup.flow, setup.seed, setup.epoch
         self.planning = Planning()
         self._planning_apart = Planning()  # for segments on a device, which only the consumer plans
         self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
-        self.echo: EchoStream[Any] | None = None
+        self.echo: RepeatingStream | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[Stream] = []
         self.head: HeadStream | None = None
@@ -114,28 +112,28 @@ class EpochStreams:
 
     def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
         """Return the statistics of a mixture's parts after ``fresh`` examples."""
-        if self._plan.indexed is None or self._order is None:
+        if self._flow.indexed is None or self._order is None:
             return ()
-        return self._plan.indexed.part_stats(self._order, fresh)
+        return self._flow.indexed.part_stats(self._order, fresh)
 
     def build(self) -> None:
         """Build everything. After an error, ``close`` ends what was built before it."""
-        setup, plan = self._setup, self._plan
-        share = plan.selection.share
-        if plan.indexed is not None:
-            self._order = plan.order(self._seed, self._epoch)
+        flow, orders = self._flow, self._flow.orders
+        share = orders.selection.share
+        if flow.indexed is not None:
+            self._order = orders.order(self._seed, self._epoch)
             self._examples = self.skip_log.examples = len(self._order)
             self.padded = self._order.padded
-            if self.padded is not None and plan.mask is not None:
-                self.mask = PaddingMask(plan.mask, self.padded)
+            if self.padded is not None and flow.mask is not None:
+                self.mask = PaddingMask(flow.mask, self.padded)
             # Planned batches of a rank have examples of all ranks: no run of its own.
-            is_all = plan.batches is not None and share is not None and share.world > 1
-            self._reader = plan.indexed.reader(None if is_all else plan.selection)
-            if plan.cache is not None and not self._setup.workers.sends(plan.segments[0]):
-                self._lookups = plan.cache.cache.batch_lookups()
-        self._held = {segment.at: segment.find_generators() for segment in plan.segments}
+            is_all = orders.rule is not None and share is not None and share.world > 1
+            self._reader = flow.indexed.reader(None if is_all else orders.selection)
+            if flow.cache is not None and not self._setup.workers.sends(flow.segments[0]):
+                self._lookups = flow.cache.cache.batch_lookups()
+        self._held = {segment.at: segment.find_generators() for segment in flow.segments}
         self._works = {
-            segment.at: self._work(segment, self._epoch, self._order) for segment in plan.segments
+            segment.at: self._work(segment, self._epoch, self._order) for segment in flow.segments
         }
         self._look_back()
         self._hire()
@@ -143,60 +141,49 @@ class EpochStreams:
         for work in self._works.values():
             self.tally.open(work.segment.at, work.segment.names)
         self.last_pool = self.worker_pool
-        for part in plan.parts:
-            if isinstance(part, Segment):
-                self._add_segment(part)
-                continue
-            context = StreamContext(
-                part, setup, self.tally, self.skip_log, *self._where(part), self.mask
-            )
-            self._stream = own = part.stage.stream(self._stream, context)
-            self.own.append(own)
-            if part.stage.traits.repeats:
-                self.echo = own
-            if part.stage.traits.moves:  # the mask, too
-                self.last, self.mask, self._depth = own, None, 0
+        for layer in flow.layers:
+            self._stream = layer.open(self._stream, self)
 
     def _work(self, segment: Segment, epoch: int, order: EpochIndices | None) -> Work:
-        address = self._plan.address(segment.at, self._seed, epoch)
-        return Work(segment, address, self._plan.indexed, order, self._held[segment.at])
+        address = self._flow.address(segment.at, self._seed, epoch)
+        return Work(segment, address, self._flow.indexed, order, self._held[segment.at])
 
     def _look_back(self) -> None:
         """Prepare to make again the items of earlier epochs that the pool holds."""
-        plan = self._plan
-        if plan.indexed is None or not plan.carries_pool:
+        flow = self._flow
+        if flow.indexed is None or not flow.carries_pool:
             return
-        items = plan.items_of_first(self._examples)
+        items = flow.items_of_first(self._examples)
         for node in self._setup.position.parts:
-            assert isinstance(node, PoolStart)  # it is the only one
-            for back in node.snapshot.epochs_back(items):
+            assert node is not None  # the pool's, which is the only one
+            for back in node.epochs_back(items):
                 epoch = self._epoch - back
-                order = plan.order(self._seed, epoch)
-                self._earlier[back] = self._work(plan.segments[0], epoch, order), order
+                order = flow.orders.order(self._seed, epoch)
+                self._earlier[back] = self._work(flow.segments[0], epoch, order), order
         orders = {back: order for back, (_, order) in self._earlier.items()}
         for work in self._works.values():
             work.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for segments on a device."""
-        plan = self._plan
+        flow = self._flow
         host = [work for work in self._works.values() if not work.segment.on_device]
         on_device = len(self._works) - len(host)
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
-        if plan.source.yields_batches:
+        if flow.source.yields_batches:
             given = Workers(0)
-        for segment in plan.segments:
+        for segment in flow.segments:
             if not given.sends(segment) and (given.count or not segment.users_code):
                 _refuse_threads(segment, self._held[segment.at])
-        pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
+        pool = make_pool(given, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
-        if plan.iterated is not None and pool.limit:
+        if flow.iterated is not None and pool.limit:
             pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
-        in_turn = all(segment.is_waited_for for segment in plan.segments)
+        in_turn = all(segment.behind.in_turn for segment in flow.segments)
         if not in_turn and pool.limit and not given.grows:
             pool.take_all()
         tail = WorkerPool(0, max(1, on_device), Autotuner())
@@ -205,37 +192,52 @@ class EpochStreams:
 
     def _open_head(self) -> None:
         """Begin to iterate over a source that is not indexed."""
-        plan = self._plan
-        if plan.iterated is None:
+        flow = self._flow
+        if flow.iterated is None:
             return
-        head: HeadStream = plan.iterated.head(self._setup, self.tally)
+        head: HeadStream = flow.iterated.head(self._setup, self.tally)
         self.last = self.head = head
-        if plan.is_adaptive:
-            size = FOLLOWED_BATCHES * (1 if plan.iterated.yields_batches else plan.group)
+        if flow.is_adaptive:
+            size = FOLLOWED_BATCHES * (1 if flow.iterated.yields_batches else flow.orders.group)
             pool = self.worker_pool
             self.last = self.prefetcher = Prefetcher(head, size, self.planning, pool)
         self._stream = self.last
 
-    def _add_segment(self, part: Segment) -> None:
-        upstream = self._stream
+    def open_own(self, layer: Own, upstream: Any) -> Stream:
+        """Return the stream of a stage over that of the layer before it."""
+        pool, planning = self._where(layer)
+        context = StreamContext(
+            layer, self._setup, self.tally, self.skip_log, pool, planning, self.mask
+        )
+        own: Any = layer.stage.stream(upstream, context)
+        self.own.append(own)
+        if layer.stage.repeats:
+            self.echo = own
+        if layer.stage.moves:  # the mask, too
+            self.last, self.mask, self._depth = own, None, 0
+        stream: Stream = own
+        return stream
+
+    def open_segment(self, part: Segment, upstream: Any) -> SegmentStream:
+        """Return the stream of a segment over that of the layer before it."""
         pool, planning = self._where(part)
-        work, plan = self._works[part.at], self._plan
-        each = 1 if part.batches_in else plan.group
-        cost = self._setup.autotuner.cost(part.at, each, plan.uses_behind(part))
+        work, orders = self._works[part.at], self._flow.orders
+        each = 1 if part.batches_in else orders.group
+        cost = self._setup.autotuner.cost(part.at, each, self._flow.uses_behind(part))
         is_sent = not part.on_device and self._setup.workers.sends(part)
         cost.whole = is_sent and bool(part.batch_maps or (part.batch and part.batch.collate))
 
         def stream_of(work: Work, depth: int, order: EpochIndices | None) -> SegmentStream:
             batch, reader = part.batch, work.fetcher.reader
             cuts: BatchBounds = FixedBatches(batch.n if batch is not None else 1)
-            if batch is not None and plan.batches is not None:
-                cuts = plan.cuts(self._seed, self._epoch)
+            if batch is not None and orders.rule is not None:
+                cuts = orders.cuts(self._seed, self._epoch)
             runner = SegmentRunner(
-                work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, is_sent
+                work, pool, depth, cost, orders.group, cuts, self.recycler, self.tally, is_sent
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
             most_ahead = self._setup.workers.ahead
-            amounts = Amounts(runner, upstream, plan.group, read_ahead, most_ahead)
+            amounts = Amounts(runner, upstream, orders.group, read_ahead, most_ahead)
             return SegmentStream(runner, upstream, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)
@@ -247,11 +249,11 @@ class EpochStreams:
         if not part.on_device:
             pool.plan_with(stream.plan_ahead)  # the last stream plans for all
         self.segments.append(stream)
-        self._stream = self.last = stream
-        self.last_pool = pool
+        self.last, self.last_pool = stream, pool
         self._depth += 1
+        return stream
 
-    def _where(self, part: Segment | OwnPoint) -> tuple[WorkerPool, Planning]:
+    def _where(self, part: Segment | Own) -> tuple[WorkerPool, Planning]:
         if part.on_device:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning
@@ -266,8 +268,8 @@ class EpochStreams:
         with contextlib.ExitStack() as rest:  # does all of it, even if Ctrl-C comes in between
             for stream in row(self._stream):
                 rest.callback(stream.clear)
-            if self._plan.cache is not None:
-                rest.callback(self._plan.cache.cache.flush)
+            if self._flow.cache is not None:
+                rest.callback(self._flow.cache.cache.flush)
             for pool in self._worker_pools:
                 rest.callback(pool.close)
             if self._lookups is not None:

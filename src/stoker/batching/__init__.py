@@ -1,0 +1,1 @@
+"""Puts examples together in the arrays of a batch."""

@@ -1,0 +1,114 @@
+"""``RowStep`` and ``Stack``: the work of a segment on each item, and how items become batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.batching.user_collate import Collate
+from stoker.engine.skip import Budget
+from stoker.images.image_map import Many
+from stoker.sources.origin import UserObject
+
+
+class RowStep(ABC):
+    """A row-wise stage: it makes one item of one, or drops it.
+
+    Attributes:
+        budget: its own skip budget, or None for the pipeline's.
+        account: tells its budget from those of other stages; 0 where it has none.
+        part: of a mixture, the part whose examples alone it is applied to; its ``has`` tells which
+            places are of that part.
+        makes_values: whether what its function returns takes the place of what it was given, so
+            that None is a mistake.
+        repeats_only: whether first uses pass it untouched.
+        progress: whether its function is told where in training an example stands.
+    """
+
+    budget: Budget | None
+    account: int
+    part: Any
+    makes_values = True
+    repeats_only = False
+    progress = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name, for people."""
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether its function is declared to change nothing that it is given."""
+        return False
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether its function is an image function, whose work is done without the GIL."""
+        return False
+
+    @abstractmethod
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+
+    def behind(self, before: Any) -> RowStep | None:
+        """Return one that does what ``before`` and then this do; None if there is none."""
+        return None
+
+    @abstractmethod
+    def compile(self, rejected: object) -> Callable[..., Any]:
+        """Return a function of an item, and of a generator if it has a key.
+
+        A filter's returns the item, or ``rejected``. It pickles if the user's function does.
+        """
+
+    def compile_many(self) -> Many | None:
+        """Return what does the same for many items at once; None if its function does not."""
+        return None
+
+    def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
+        """Return what keys its generator in an epoch, None if it draws nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How examples are stacked into batches.
+
+    Attributes:
+        name: of its stage, for people.
+        n: the examples in a batch; of planned batches, about as many.
+        drop_last: whether a short last batch is left out.
+        collate: the user's function that makes a batch, or None.
+        is_planned: whether batches are planned, and so differ in size.
+    """
+
+    name: str
+    n: int
+    drop_last: bool
+    collate: Collate | None
+    is_planned: bool = False
+
+    def user_objects(self) -> list[UserObject]:
+        """Return the objects of the user's that it calls."""
+        return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
+
+    def count(self, items: int) -> int:
+        """Return the number of batches that so many examples make."""
+        return items // self.n if self.drop_last else -(-items // self.n)
+
+
+def returned_nothing(what: str) -> TypeError:
+    """Return the error of a function that may only have changed what it was given.
+
+    ``None`` inside of what it returns is a value like any other.
+    """
+    instead = " (to leave examples out, use .filter)" if what == "example" else ""
+    if what == "field":
+        instead = " (None belongs into a field only if the function returns the whole example)"
+    return TypeError(f"the function returned None: return the {what}{instead}")

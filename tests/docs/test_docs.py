@@ -67,7 +67,6 @@ SLOW = {  # what they train, or nothing that another page does not start as well
 HEAVY = {  # what they import
     "frameworks.md",
     "jax.md",
-    "sources-in-depth.md",
     "sources.md",
 }
 
@@ -94,7 +93,8 @@ def _blocks(page: Path, language: str) -> list[re.Match[str]]:
 def _without_numbers(text: str) -> list[str]:
     """Return the lines of a text without what differs between two runs."""
     text = re.sub(r" *█* *(<- bottleneck)?$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^  their time: .*$", "", text, flags=re.MULTILINE)  # on a slow machine only
+    # On a slow machine only:
+    text = re.sub(r"^  (their time|threads wait for each other): .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\d[\d,.]*( [KMG]iB| B)?", "0", text)
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 

@@ -164,7 +164,7 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late: list[Any] = [1, lambda time: 3 * (time.progress >= 0.5)]
+    late: list[Any] = [1, lambda time: 3 * (time.fraction >= 0.5)]
     train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):

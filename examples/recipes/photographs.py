@@ -48,7 +48,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d(1),
     nn.Flatten(),
     nn.Linear(64, len(train.class_names)),
-).to_torch(device)
+).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 # A cosine over the fresh photographs, however many steps echoing makes of them.
 schedule = torch.optim.lr_scheduler.LambdaLR(

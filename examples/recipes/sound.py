@@ -69,7 +69,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d((8, 1)),
     nn.Flatten(),
     nn.Linear(64 * 8, len(train.class_names)),
-).to_torch(device)
+).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 

@@ -74,7 +74,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool3d(1),
     nn.Flatten(),
     nn.Linear(64, len(train.class_names)),
-).to_torch(device)
+).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(train))
 

@@ -317,7 +317,8 @@ def is_varied(row: Row) -> bool:
 
 def passes_of(row: Row) -> float:
     """Return how many times a training goes over its fresh data."""
-    return row["fresh_batches"] * _batch_size(row) / (row["examples"] or _EXAMPLES[row["task"]])
+    examples = row["examples"] or _EXAMPLES[row["task"]]
+    return float(row["fresh_batches"] * _batch_size(row) / examples)
 
 
 def _kind(row: Row) -> str:

@@ -63,7 +63,7 @@ def world_of(seed: int, examples: int, features: int = FEATURES) -> World:
 
 def _unseen(features: int) -> float:
     """Return the variance of what the model does not see, from here to infinity."""
-    return (features + 0.5) ** (1 - DECAY) / (DECAY - 1)
+    return float((features + 0.5) ** (1 - DECAY) / (DECAY - 1))
 
 
 def train(world: World, order: NDArray[np.int64], rates: Sequence[float]) -> NDArray[np.float64]:
@@ -79,7 +79,8 @@ def train(world: World, order: NDArray[np.int64], rates: Sequence[float]) -> NDA
             falls = np.float32((1 + math.cos(math.pi * (step + 0.5) / steps)) / 2)
             weights -= (errors @ x) * (scale * falls)
         off = (weights - world.truth).astype(np.float64)
-        return np.nan_to_num((off**2 * variances(count)).sum(-1), nan=math.inf, posinf=math.inf)
+        lost: NDArray[np.float64] = (off**2 * variances(count)).sum(-1)
+        return np.nan_to_num(lost, nan=math.inf, posinf=math.inf)
 
 
 def rows(

@@ -506,7 +506,7 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     remote = _options(requests, timeout_s, storage_options)
-    source = ShardSource(paths, remote, fields, is_strict=max_errors == "raise")
+    source = ShardSource(paths, remote, fields, is_strict=max_errors == 0)
     return _begin(source, seed, max_errors)
 
 

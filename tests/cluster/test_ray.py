@@ -284,5 +284,5 @@ def test_without_ray_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(stoker.ClusterError, match=r'ray.init\(address="auto"\)'):
         iter(cached("1"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'stoker\[ray\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'ray\[tune\]'"):
         cached("1")

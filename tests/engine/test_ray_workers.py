@@ -503,5 +503,5 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(stoker.ClusterError, match=r'ray.init\(address="auto"\)'):
         iter(data().workers(2, kind="ray"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'stoker\[ray\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'ray\[tune\]'"):
         data().workers(2, kind="ray")

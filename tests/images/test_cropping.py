@@ -355,7 +355,7 @@ def test_larger_images_than_allowed_are_refused(form: str) -> None:
 
 def test_generators_of_a_device_are_refused() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"not a Generator: put this stage before \.to\(\)"):
+    with pytest.raises(TypeError, match=r"not a Generator: put this stage before \.to_torch\(\)"):
         random_resized_crop(8)(ROWS, torch.Generator())
 
 

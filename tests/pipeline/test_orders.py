@@ -407,7 +407,7 @@ PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
     "mixture": (
         lambda: stoker.mix([stoker.from_arrays(np.arange(10))]),
-        r"in its parts, stoker.mix\(\{a.shuffle\(weights=...\): 2",
+        r"in its parts, stoker.mix\(\[a.sample\(weights\), b\]\)",
     ),
 }
 

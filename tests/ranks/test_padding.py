@@ -22,7 +22,7 @@ PADS: Any = st.sampled_from(["pad", "pad_full"])
 
 
 def padded(
-    length: int, world: int, batch: int, pad: str = "pad", **more: Any
+    length: int, world: int, batch: int, pad: Any = "pad", **more: Any
 ) -> list[stoker.Pipeline[Any]]:
     """Return the pipelines of all ranks, over the numbers themselves."""
     return [

@@ -164,7 +164,7 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late: list[Any] = [1, lambda time: 3 * (time.progress >= 0.5)]
+    late: list[Any] = [1, lambda time: 3 * (time.fraction >= 0.5)]
     train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
@@ -278,7 +278,7 @@ def test_what_says_no_weights_is_refused() -> None:
             stoker.mix([a, b], weights=[1, functools.partial(constant, weight)])
     with pytest.raises(stoker.StageError, match=r"all weights are 0 for Progress"):
         stoker.mix([a, b], weights=[lambda time: 0, lambda time: 0])
-    late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.progress < 0.5)], seed=0)
+    late = stoker.mix([a, b], weights=[1, lambda time: 1 / (time.fraction < 0.5)], seed=0)
     with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):
         iter(late.batch(8))
     with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):

@@ -342,7 +342,7 @@ def test_a_missing_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install 'stoker\[remote\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'fsspec\[http,s3\]'"):
         files_at(["http://127.0.0.1:1/a"]).reader()
 
 

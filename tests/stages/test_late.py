@@ -158,27 +158,6 @@ def test_without_workers_nothing_is_late() -> None:
     assert train.stats().late_examples == 0
 
 
-def test_a_bias_is_told() -> None:
-    slow = range(0, 40, 5)
-    gates = Gates(*slow)
-
-    def labelled(x: Any) -> Any:
-        return {"pixels": np.zeros(3), "label": int(x) % 5 == 0, "weight": float(x % 3)}
-
-    train = numbers(40).map(gates).map(labelled).late(1).batch(5).workers(10, kind="thread")
-    with iter(train) as running:
-        for number in range(8):
-            gates.open(5 * number - 5) if number else None
-            if number == 7:
-                gates.open_all()
-            next(running)
-    stats = train.stats()
-    assert stats.late_examples >= 7
-    assert stats.late_bias["label"] > 0.4
-    assert stats.late_bias.keys() == {"label", "weight"}  # all have equally many bytes
-    assert "correlated with" in str(stats)
-
-
 def test_ranks_take_equally_many_steps() -> None:
     seen: list[int] = []
     for rank in range(2):

@@ -199,7 +199,8 @@ class KeptWorkers:
         """Return new warnings: of actors that were lost."""
         if self.actors is None:
             return []
-        found, self.actors.losses = self.actors.losses, []
+        found: list[str] = self.actors.losses
+        self.actors.losses = []
         return found
 
 

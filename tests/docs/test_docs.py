@@ -163,3 +163,11 @@ def test_quotes_are_what_the_files_say(page: Path) -> None:
 
 def _flush_left(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_the_skill_for_assistants_is_the_page() -> None:
+    page = (ROOT / "docs" / "one-page.md").read_text()
+    page = re.sub(r"<!-- setup:.*?-->\n\n", "", page, flags=re.DOTALL)
+    page = re.sub(r"\]\((?!https?:)([^)]+)\)", r"](../../docs/\1)", page)
+    skill = (ROOT / "skills" / "stoker" / "SKILL.md").read_text()
+    assert skill.partition("---\n\n")[2] == page, "copy the page, without its set-up"

@@ -271,7 +271,7 @@ if __name__ == "__main__":
 @measured
 def test_the_report_says_which_transform_takes_the_time(options: str, tmp_path: Path) -> None:
     script = write_script(tmp_path, SCRIPT.format(options=options))
-    done = analyze(tmp_path, script, seconds=60)
+    done = analyze(tmp_path, "--details", script, seconds=60)
     assert done.report is not None, done.errors
     assert done.rates["P"] is not None, done.report["reasons"]
     assert done.report["transforms"], done.report["reasons"]

@@ -364,7 +364,7 @@ def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
             r"ValueError: .shard(mesh=mesh): the dimensions of this mesh have no names",
             r"ValueError: .shard(mesh=mesh): the data is split by",
             r"CombinationError: .shard() takes rank= and world_size=, or a mesh",
-            r"TypeError: .shard() takes a torch DeviceMesh, not 'cuda'",
+            r"TypeError: .shard() takes mesh= as a torch DeviceMesh, not 'cuda'",
             r"CombinationError: .shard(): mesh_dims= needs a mesh",
         ]
         for found, start in zip(each["refused"], says, strict=True):

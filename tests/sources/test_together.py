@@ -111,7 +111,7 @@ def ways(version: str) -> dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]
         "budget": lambda p: p.shuffle().map(number).map(fails_on_some, max_errors=5),
         "echo": lambda p: p.shuffle().map(number).echo(2, pool=24),
         "rank": lambda p: p.shuffle().shard(rank=1, world_size=2).map(number),
-        "take": lambda p: p.take(20).shuffle().map(number),
+        "take": lambda p: p.shuffle().take(20).map(number),
     }
 
 

@@ -1,1 +1,1 @@
-"""Running an epoch: streams of work between pools."""
+"""Running an epoch: a flow of layers, and the streams that they open."""

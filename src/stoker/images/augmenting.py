@@ -189,7 +189,7 @@ def _images(batch: Any, name: str) -> Any:
     if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
         shapes += " (bytes are encoded images: decode or crop them first)"
     if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
-        shapes += " (change images before .to_torch() makes them JAX arrays)"
+        shapes += " (change images before .to_jax() makes them JAX arrays)"
     problem = "several arrays that could be images" if found else "no images"
     raise ValueError(
         f"stoker.images.{name} found {problem} in a batch of {shapes}. Images have four axes (or "

@@ -1,8 +1,8 @@
 """``SourceBase``: the beginning of a chain, as stages, chain and engine see it.
 
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
-resuming are integers alone; a stream (``steps.iterable``) can only be read from its beginning; a
-loader (``steps.loader``) yields ready batches in an order of its own. ``DatasetSource`` makes an
+resuming are integers alone; a stream (``stages.iterable``) can only be read from its beginning; a
+loader (``stages.loader``) yields ready batches in an order of its own. ``DatasetSource`` makes an
 ``IndexedSource`` of users' sources and datasets.
 """
 

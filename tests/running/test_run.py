@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from analysis.reports import PREP, about, job
+from command_line import call
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
 from stoker.analysis.model.report import (
     Action,
@@ -26,7 +26,6 @@ from stoker.analysis.model.report import (
     write_report,
 )
 from stoker.analysis.reports.advice import advise
-from stoker.running.command import run_app
 from stoker.running.edits import show_edits
 from stoker.running.plan import make_plan, read_plan, write_plan
 
@@ -113,11 +112,11 @@ def test_the_diff_that_a_user_would_write(code: str, tmp_path: Path) -> None:
     actions = [Action("", "", about(1.5), "", options=options) for options in advised]
     loader = msgspec.structs.replace(PREP.loader, name="train.py:1", place=(str(script), 1))
     report = msgspec.structs.replace(PREP, actions=actions, loader=loader)
-    words = ["--apply", str(tmp_path / "report.json"), "--print-diff", str(script)]
+    words = ["run", "--apply", str(tmp_path / "report.json"), "--print-diff", str(script)]
     report = msgspec.structs.replace(report, command=["python", str(script)])
     write_report(report, tmp_path / "report.json")
-    shown = CliRunner().invoke(run_app, words)
-    assert shown.exit_code == 0, shown.output
+    shown = call(*words)
+    assert shown.code == 0, shown.stderr
     assert f"\n{SHOWN[code]}" in f"\n{shown.stdout}"
     assert "Not where the script changes its dataset between epochs" in shown.stdout
     assert script.read_text() == f"{code}\n"

@@ -20,8 +20,17 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from stoker.basics import plugins
 from stoker.errors import StokerError
@@ -237,8 +246,10 @@ def _read_hint(hint: Any) -> tuple[type, bool, Argument]:
     about = Argument()
     if get_origin(hint) is Annotated:
         hint, about = get_args(hint)
-    (kind,) = (each for each in get_args(hint) or [hint] if each is not NoneType)
-    return kind, get_origin(hint) is list, about
+    if get_origin(hint) in (Union, UnionType):  # with None, of an option that may be left out
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    is_list = get_origin(hint) is list
+    return get_args(hint)[0] if is_list else hint, is_list, about
 
 
 def _describe(about: Argument, parameter: inspect.Parameter) -> str:

@@ -16,7 +16,11 @@ import stoker
 from command_line import Called
 
 PACKAGE = """
+    from pathlib import Path
+    from typing import Annotated, Optional
+
     from stoker.cache.example_cache import ExampleCache
+    from stoker.cli import Argument
     from stoker.engine.workers.threads import WorkerPool
 
     def check(options):
@@ -38,6 +42,17 @@ PACKAGE = """
         '''
         print(f"hello {name}{'!' * loud}")
 
+    def start(
+        script: list[str],
+        *,
+        json: Optional[Path] = None,
+        tag: list[str] | None = None,
+        share: Annotated[float, Argument("At 100% all.", metavar="PART", least=0.5)] = 1.0,
+        loud: bool = False,
+    ) -> None:
+        '''Start a script.'''
+        print(script, json, tag, share, loud)
+
     def first() -> None:
         '''The first of its group.'''
         print("one")
@@ -58,6 +73,7 @@ ENTRY_POINTS = """
     hello = other_rooms:hello
     lists.first = other_rooms:first
     odd = other_rooms:__name__
+    start = other_rooms:start
     torn = other_rooms_torn:hello
     [stoker.names]
     from_nothing = other_rooms:from_nothing
@@ -209,6 +225,43 @@ def test_commands_of_other_packages_run_and_are_listed_and_broken_ones_stop_no_o
         )
     assert odd.code == 1
     assert odd.stderr == "stoker odd: a command is a function, not 'other_rooms'\n"
+
+
+def test_words_from_the_script_on_are_the_scripts_own(installed: Path) -> None:
+    *done, help_text = call(
+        installed,
+        *("start t.py --json r --loud -h", "start --json=r --loud t.py", "start -m mod --json r"),
+        *("start --tag a --tag=b -- -x -- --tag c", "start -- -- -x", "start --share .5 t -- t"),
+        "start --loud --help t.py",
+    )
+    assert [each.stdout.strip() for each in done] == [
+        "['t.py', '--json', 'r', '--loud', '-h'] None None 1.0 False",
+        "['t.py'] r None 1.0 True",
+        "['-m', 'mod', '--json', 'r'] None None 1.0 False",
+        "['-x', '--', '--tag', 'c'] None ['a', 'b'] 1.0 False",
+        "['--', '-x'] None None 1.0 False",
+        "['t', '--', 't'] None None 0.5 False",
+    ]
+    assert {(each.code, each.stderr) for each in done} == {(0, "")}
+    assert help_text.stdout.startswith("usage: stoker start [OPTIONS] TEXT ...\n")
+    assert "  --share PART  At 100% all. [default: 1.0; at least 0.5]\n" in help_text.stdout
+
+
+def test_wrong_words_are_told_of_in_a_line(installed: Path) -> None:
+    wrong = {
+        "start": "the following arguments are required: TEXT",
+        "start --json": "argument --json: expected one argument",
+        "start --share nan t.py": "argument --share: nan is not at least 0.5",
+        "start --share x t.py": "argument --share: invalid float value: 'x'",
+        "hello you --lout": "there is no option --lout: did you mean --loud?",
+        "hello you --lo": "there is no option --lo: did you mean --loud or --help?",
+        "hello you too": "there is no argument too",
+        "lists second": "there is no command 'second'",
+    }
+    for (words, told), found in zip(wrong.items(), call(installed, *wrong), strict=True):
+        program = f"stoker {words.split()[0]}"
+        line = f"{program}: {told} ({program} --help shows all)\n"
+        assert found == (2, "", line)
 
 
 def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:

@@ -21,7 +21,8 @@ class Called(NamedTuple):
 
 def call(*words: str | os.PathLike[str], columns: int = 80) -> Called:
     """Call a command on a terminal of so many columns."""
-    out, errors, code = io.StringIO(), io.StringIO(), 0
+    code: object = 0
+    out, errors = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),

@@ -73,7 +73,10 @@ Script = Annotated[
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command line; None: this process's own. Raises SystemExit where it does not succeed."""
-    _call("", list(sys.argv[1:] if words is None else words))
+    try:
+        _call("", list(sys.argv[1:] if words is None else words))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 @contextlib.contextmanager

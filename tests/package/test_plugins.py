@@ -57,6 +57,9 @@ PACKAGE = """
         '''The first of its group.'''
         print("one")
 
+    def stop() -> None:
+        raise KeyboardInterrupt
+
     def from_nothing():
         return "a name of stoker's"
 """
@@ -74,6 +77,7 @@ ENTRY_POINTS = """
     lists.first = other_rooms:first
     odd = other_rooms:__name__
     start = other_rooms:start
+    stop = other_rooms:stop
     torn = other_rooms_torn:hello
     [stoker.names]
     from_nothing = other_rooms:from_nothing
@@ -245,6 +249,10 @@ def test_words_from_the_script_on_are_the_scripts_own(installed: Path) -> None:
     assert {(each.code, each.stderr) for each in done} == {(0, "")}
     assert help_text.stdout.startswith("usage: stoker start [OPTIONS] TEXT ...\n")
     assert "  --share PART  At 100% all. [default: 1.0; at least 0.5]\n" in help_text.stdout
+
+
+def test_ctrl_c_has_no_traceback(installed: Path) -> None:
+    assert call(installed, "stop") == [(130, "", "")]
 
 
 def test_wrong_words_are_told_of_in_a_line(installed: Path) -> None:

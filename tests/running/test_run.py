@@ -261,7 +261,7 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
     script = write_script(tmp_path, "raise SystemExit(3 if sys.stdout is None else 4)")
     report = write_advice(tmp_path, "num_workers=2")
-    command = [sys.executable, "-c", COMMAND, "--apply", str(report), script.name]
+    command = [sys.executable, *COMMAND, "--apply", str(report), script.name]
     found = start(tmp_path, "sh", "-c", f"exec {shlex.join(command)} >&-")
     assert found.returncode == 3, found.stderr
     assert found.stderr == ""
@@ -302,7 +302,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     script = write_script(tmp_path, "train(make_model(), DataLoader(Rows(), 8), epochs=10**6)")
     report = write_advice(tmp_path, "num_workers=2")
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "--apply", report, script.name],
+        [sys.executable, *COMMAND, "--apply", report, script.name],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -548,7 +548,7 @@ def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
     if outside:
         found = run(tmp_path, "--apply", report, *launcher[1:], script.name)
     else:
-        inner: list[str | Path] = [sys.executable, "-c", COMMAND, "--apply", report, script.name]
+        inner: list[str | Path] = [sys.executable, *COMMAND, "--apply", report, script.name]
         found = start(tmp_path, *launcher, "--no-python", *inner)
     assert found.returncode == 0, found.stderr
     assert [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)] == losses

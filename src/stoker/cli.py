@@ -1,122 +1,82 @@
-"""The command line: the core's own commands, and those that packages register.
+"""The command line: finds commands by name, reads their words, and calls them.
 
-stoker's rooms on top register theirs as another package would (``basics/plugins.py``). A package is
+stoker's rooms register commands as another package would (``basics/plugins.py``). A package is
 imported when its command is called, and for the list of commands. One that cannot be imported is
 listed with the reason, and stops no other command.
+
+A command is a function. Its docstring is its help, its parameters are what it takes: those behind
+``*`` are options, the others are arguments; ``bool`` is a flag. An option ``list[str]`` may be
+given several times; an argument ``list[str]`` takes all from the first word that is no option.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import inspect
-from collections.abc import Iterator
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperGroup
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from stoker.basics import plugins
 from stoker.errors import StokerError
 from stoker.version import __version__
 
-# A command that cannot be imported takes any arguments, so that it always gives its reason.
-_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-FOR_A_SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""The context settings of commands that start a script: all behind it is the script's own."""
-Script = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SCRIPT|-m MODULE|LAUNCHER",
-        help="The training script and its arguments, as you would give them to python; or a "
-        "launcher such as torchrun with its own.",
-    ),
-]
-"""The script that such a command starts."""
-
-
-class CommandGroup(TyperGroup):
-    """A group's own commands, and those that packages register below its name."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        group = _group(ctx)
-        registered = (
-            name.removeprefix(group)
-            for name in plugins.names(plugins.COMMANDS)
-            if name.startswith(group)
-        )
-        own = super().list_commands(ctx)
-        return sorted({*own, *(name for name in registered if "." not in name)})
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        own, name = super().get_command(ctx, cmd_name), _group(ctx) + cmd_name
-        if own is not None or name in plugins.names(plugins.COMMANDS):
-            return own or _find_command(name)
-        near = difflib.get_close_matches(cmd_name, self.list_commands(ctx))
-        if near:
-            ctx.fail(f"No such command {cmd_name!r}. Did you mean {' or '.join(near)}?")
-        return None
-
-
-def _group(ctx: Any) -> str:
-    """Return what the registered names of a group's commands begin with, such as ``cache.``."""
-    return "" if ctx.parent is None else f"{_group(ctx.parent)}{ctx.info_name}."
-
-
-def _find_command(name: str) -> Any:
-    """Return the command that is registered under a name; if it cannot be imported, a stand-in."""
-    try:
-        command = _command(plugins.load(plugins.COMMANDS, name))
-    except Exception as error:  # another package's code may raise anything
-        command = _broken_command(name, error)
-    command.name = name.rpartition(".")[2]
-    command.help = _unwrap_paragraphs(command.help)
-    if not plugins.is_own(plugins.COMMANDS, name):
-        command.rich_help_panel = "Commands of other packages"
-    return command
-
-
-def _command(found: Any, **settings: Any) -> Any:
-    """Make a command of a function, or of a ``typer.Typer``."""
-    if not isinstance(found, typer.Typer):
-        if not callable(found):
-            raise TypeError(f"a command is a function or a typer.Typer, not {found!r}")
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(**settings)(found)
-        found = app
-    return typer.main.get_command(found)
-
-
-def _broken_command(name: str, error: Exception) -> Any:
-    shown = name.replace(".", " ")
-
-    def fail() -> None:
-        typer.echo(f"stoker {shown}: {error}", err=True)
-        raise typer.Exit(1)
-
-    return _command(fail, help=f"Cannot be used: {error}", context_settings=_ANY_ARGUMENTS)
-
-
-def _unwrap_paragraphs(text: str | None) -> str:
-    """Return a help text with one line for each paragraph, which the terminal then wraps."""
-    paragraphs = inspect.cleandoc(text or "").split("\n\n")
-    return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
-
-
-app = typer.Typer(
-    name="stoker",
-    cls=CommandGroup,
-    help="Find out how long a training job waits for its data, and serve data to several jobs.\n\n"
+# What stands above the list of a group's commands, by the group's name.
+_GROUPS = {
+    "": "Find out how long a training job waits for its data, and serve data to several jobs.\n\n"
     "Begin with: stoker analyze train.py\n\n"
     "stoker COMMAND --help shows an example of each command.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
+    "cache": "List, remove or serve the caches of this host.",
+}
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")]
+
+class Argument(NamedTuple):
+    """What ``Annotated`` says of a command's parameter, beside its type.
+
+    Attributes:
+        help: a sentence.
+        metavar: what the help shows for the value; empty: a word for the type.
+        least: the smallest number that is accepted.
+    """
+
+    help: str = ""
+    metavar: str = ""
+    least: float | None = None
+
+
+Script = Annotated[
+    list[str],
+    Argument(
+        "The training script and its arguments, as you would give them to python; or a launcher "
+        "such as torchrun with its own.",
+        metavar="SCRIPT|-m MODULE|LAUNCHER",
+    ),
+]
+"""The script that a command starts: all behind its first word is the script's own."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a command line; None: this process's own. Raises SystemExit where it does not succeed."""
+    try:
+        _call("", list(sys.argv[1:] if words is None else words))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 @contextlib.contextmanager
@@ -128,11 +88,11 @@ def report_errors(
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(stopped, err=True)
-        raise typer.Exit(130) from None
+        print(stopped, file=sys.stderr)
+        raise SystemExit(130) from None
     except expected as error:
-        typer.echo(f"stoker {command}: {error}", err=True)
-        raise typer.Exit(1) from None
+        print(f"stoker {command}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def check_outputs(*paths: Path | None) -> None:
@@ -144,30 +104,194 @@ def check_outputs(*paths: Path | None) -> None:
             raise ValueError(f"cannot write {path}: there is no folder {path.absolute().parent}")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"stoker {__version__}")
-        raise typer.Exit
+class _Parser(argparse.ArgumentParser):
+    """Has a whole docstring as its help, and says what is wrong in one line."""
+
+    def __init__(self, program: str, help_text: str) -> None:
+        super().__init__(
+            program,
+            description=_wrap(help_text),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help shows all)\n")
+
+    def read(self, words: Sequence[str], options: Iterable[str]) -> dict[str, Any]:
+        """Return the values by their names; ``options`` are what a wrong one is compared with."""
+        found, unknown = self.parse_known_args(words)
+        if unknown:
+            what = "option" if unknown[0].startswith("-") else "argument"
+            self.error(f"there is no {what} {unknown[0]}{_guess(unknown[0], options)}")
+        return vars(found)
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    pass
+def _wrap(text: str) -> str:
+    """Fill each paragraph; one that is indented, an example, stays as it is."""
+    width = shutil.get_terminal_size().columns - 2
+    return "\n\n".join(
+        each if each.startswith(" ") else textwrap.fill(each, width) for each in text.split("\n\n")
+    )
 
 
-caches = typer.Typer(
-    cls=CommandGroup,
-    no_args_is_help=True,
-    help="List, remove or serve the caches of this host.",
-)
-app.add_typer(caches, name="cache")
+def _guess(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known)
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
-@caches.command("list")
+def _call(name: str, words: list[str]) -> None:
+    """Call the command of a name, such as ``cache.list``; of a group, the one that words name."""
+    program = " ".join(["stoker", *filter(None, name.split("."))])
+    if not _is_group(name):
+        try:
+            command = _load(name)
+        except Exception as error:  # another package's code may raise anything
+            print(f"{program}: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        _call_function(program, command, words)
+        return
+    below = _names_below(name)
+    first = words[0] if words else "--help"
+    if first in below:
+        _call(below[first], words[1:])
+        return
+    parser = _Parser(program, _GROUPS.get(name, ""))
+    parser.usage = f"{program} COMMAND ..."
+    if not name:
+        version = f"stoker {__version__}"
+        parser.add_argument(
+            "--version", action="version", version=version, help="show the version and exit"
+        )
+    if first in ("-h", "--help"):
+        _list_commands(parser, below)
+        parser.print_help()
+        raise SystemExit(0 if words else 2)
+    if not first.startswith("-"):
+        parser.error(f"there is no command {first!r}{_guess(first, below)}")
+    parser.read(words, ["--help", "--version"])
+
+
+def _is_group(name: str) -> bool:
+    return name in _GROUPS or name not in plugins.names(plugins.COMMANDS)
+
+
+def _names_below(group: str) -> dict[str, str]:
+    """Return the whole names of a group's commands and groups, by their last words."""
+    start = f"{group}." if group else ""
+    names = [name for name in plugins.names(plugins.COMMANDS) if name.startswith(start)]
+    words = sorted({name.removeprefix(start).partition(".")[0] for name in names})
+    return {word: start + word for word in words}
+
+
+def _load(name: str) -> Callable[..., None]:
+    command: Callable[..., None] = plugins.load(plugins.COMMANDS, name)
+    if not callable(command):
+        raise TypeError(f"a command is a function, not {command!r}")
+    return command
+
+
+def _list_commands(parser: _Parser, commands: dict[str, str]) -> None:
+    """Add commands to a group's help, with the first paragraph of what they say of themselves."""
+    own = parser.add_argument_group("commands")
+    others = parser.add_argument_group("commands of other packages")
+    for word, name in commands.items():
+        section = others
+        if _is_group(name):
+            text = _GROUPS.get(name) or f"Commands: {', '.join(_names_below(name))}."
+        else:
+            try:
+                text = inspect.getdoc(_load(name)) or ""
+            except Exception as error:  # another package's code may raise anything
+                text = f"Cannot be used: {error}"
+        if name in _GROUPS or (not _is_group(name) and plugins.is_own(plugins.COMMANDS, name)):
+            section = own
+        section.add_argument(word, help=text.partition("\n\n")[0].replace("%", "%%"))
+
+
+def _call_function(program: str, command: Callable[..., None], words: list[str]) -> None:
+    """Read words as the signature of a command's function says, and call it."""
+    parser = _Parser(program, inspect.getdoc(command) or "")
+    parser.usage = f"{program} [OPTIONS]"
+    hints = get_type_hints(command, include_extras=True)
+    options = {"-h": False, "--help": False}  # whether a value follows
+    has_script = False
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, is_list, about = _read_hint(hints[name])
+        settings: dict[str, Any] = {"help": _describe(about, parameter)}
+        if kind is bool:
+            settings["action"] = "store_true"
+        else:
+            settings["type"] = _reader(kind, about.least)
+            settings["metavar"] = about.metavar or _METAVARS[kind]
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            option = f"--{name.replace('_', '-')}"
+            options[option] = kind is not bool
+            if parameter.default is parameter.empty:
+                settings["required"] = True
+            else:
+                settings["default"] = parameter.default
+            if is_list:
+                settings["action"] = "append"
+            parser.add_argument(option, dest=name, **settings)
+        else:
+            if is_list:
+                has_script, settings["nargs"] = True, "+"
+            parser.usage += f" {settings['metavar']}{' ...' * is_list}"
+            parser.add_argument(name, **settings)
+    if has_script:
+        words = _set_script_apart(words, options)
+    command(**parser.read(words, options))
+
+
+def _read_hint(hint: Any) -> tuple[type, bool, Argument]:
+    """Return the type of a parameter's value or values, whether it is a list, and its Argument."""
+    about = Argument()
+    if get_origin(hint) is Annotated:
+        hint, about = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):  # with None, of an option that may be left out
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    is_list = get_origin(hint) is list
+    return get_args(hint)[0] if is_list else hint, is_list, about
+
+
+def _describe(about: Argument, parameter: inspect.Parameter) -> str:
+    """Return the help of a parameter, with its default and bound."""
+    notes = []
+    if parameter.default is parameter.empty:
+        notes.append("required")
+    elif parameter.default not in (None, False, ""):
+        notes.append(f"default: {parameter.default}")
+    if about.least is not None:
+        notes.append(f"at least {about.least:g}")
+    text = f"{about.help} [{'; '.join(notes)}]" if notes else about.help
+    return text.replace("%", "%%")
+
+
+def _reader(kind: type, least: float | None) -> Callable[[str], Any]:
+    """Return what makes a value of a word."""
+    if least is None:
+        return kind
+
+    def read(word: str) -> Any:
+        value = kind(word)
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"{word} is not at least {least:g}")
+        return value
+
+    read.__name__ = kind.__name__  # for argparse's errors
+    return read
+
+
+def _set_script_apart(words: list[str], options: dict[str, bool]) -> list[str]:
+    """Put ``--`` before the script, which begins at the first word that is no option's."""
+    at = 0
+    while at < len(words) and (option := words[at].partition("=")[0]) in options:
+        at += 2 if options[option] and option == words[at] else 1
+    script = words[at:]
+    return words if script[:1] == ["--"] or not script else [*words[:at], "--", *script]
+
+
 def cache_list() -> None:
     """List this user's caches: their content, how full they are, and the processes that use them.
 
@@ -178,8 +302,9 @@ def cache_list() -> None:
     print_table()
 
 
-@caches.command("remove")
-def cache_remove(which: _Name) -> None:
+def cache_remove(
+    which: Annotated[str, Argument("A name from the list, or a folder.", metavar="NAME")],
+) -> None:
     """Remove a cache that no process uses. Its examples are read from their source again.
 
     Example: stoker cache remove /scratch/cache
@@ -189,13 +314,4 @@ def cache_remove(which: _Name) -> None:
     with report_errors("cache"):
         folder = resolve_name(which)
         remove(folder)
-        typer.echo(f"removed {folder}")
-
-
-for _own in (*app.registered_commands, *caches.registered_commands):
-    _own.help = _unwrap_paragraphs(_own.callback and _own.callback.__doc__)
-
-
-def main() -> None:
-    """Run the command line."""
-    app()
+        print(f"removed {folder}")

@@ -11,8 +11,7 @@ from stoker.analysis.gate.metrics import RunFigures
 
 
 def gate_command(*arguments: str | Path) -> list[str]:
-    call = "from stoker.analysis.gate.commands import gate_app; gate_app()"
-    return [sys.executable, "-c", call, *map(str, arguments)]
+    return [sys.executable, "-m", "stoker", "gate", *map(str, arguments)]
 
 
 def gate(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

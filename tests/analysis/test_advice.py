@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from typer.testing import CliRunner
 
 from analysis.recordings import Parts, keep, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
+from command_line import call
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
@@ -29,7 +29,6 @@ from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.terminal import show_answer
 from stoker.analysis.reports.verdict import write_verdict
-from stoker.cli import app
 from stoker.stats import ProcessTrial, ThreadTrial
 
 CODES = {
@@ -317,7 +316,7 @@ def test_storage_for_small_examples_can_be_asked_about(tmp_path: Path) -> None:
     assert "delivers 0.09 MB/s" in action.why
     write_report(small, tmp_path / "REPORT.json")
     words = action.code.replace("REPORT.json", str(tmp_path / "REPORT.json")).split()
-    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    assert call(*words[1:]).code == 0
     (action,) = (a for a in advise(FETCH) if "--storage-mbps" in a.code)
     assert action.code.endswith("--storage-mbps 205")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import example, given
-from typer.testing import CliRunner
 
 from analysis.recordings import Parts, evaluate_on_training_data, parts, recorded
 from analysis.reports import FETCH, REPORTS
 from analysis.test_page import text_of
+from command_line import call
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import Rate, Report, read_report, to_measured, write_report
@@ -21,7 +21,6 @@ from stoker.analysis.model.what_if import answer
 from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.page import write_page
 from stoker.analysis.reports.verdict import find_doubts, write_verdict
-from stoker.cli import app
 
 FED = Parts(
     rate=186.0,
@@ -133,7 +132,7 @@ def test_two_measurements_of_g_are_a_doubt_that_comes_first(tmp_path: Path) -> N
     assert str(report).startswith("Uncertain: predicted")
     assert said in str(report)
     write_report(report, tmp_path / "report.json")
-    told = CliRunner().invoke(app, ["what-if", str(tmp_path / "report.json")]).stdout
+    told = call("what-if", str(tmp_path / "report.json")).stdout
     assert re.search(r"G  training takes +122\n", told), told
     assert "G is taken as" not in told
 
@@ -163,7 +162,7 @@ def test_verdict_what_if_and_page_say_the_same(tmp_path: Path) -> None:
         write_page(report, tmp_path / f"{name}.html")
         assert report.as_it_is is not None
         rate = report.as_it_is.rate.value
-        said = CliRunner().invoke(app, ["what-if", str(tmp_path / f"{name}.json")]).stdout
+        said = call("what-if", str(tmp_path / f"{name}.json")).stdout
         page = text_of(tmp_path / f"{name}.html")
         for text in (" ".join(said.split()), page):
             assert f"examples/s {rate:,.0f} " in text
@@ -183,7 +182,7 @@ def test_what_contradicts_itself_is_said_first_and_softly(name: str, tmp_path: P
     assert "The job seems to be limited by preparing data" in report.verdict
     write_report(report, tmp_path / "report.json")
     assert read_report(tmp_path / "report.json").doubts == report.doubts
-    said = CliRunner().invoke(app, ["what-if", str(tmp_path / "report.json")]).stdout
+    said = call("what-if", str(tmp_path / "report.json")).stdout
     assert said.splitlines()[1].startswith("Uncertain: predicted")
 
 

@@ -14,14 +14,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from analysis.reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
+from command_line import Called, call
 from stoker.analysis.model.formulas import prep_rate, smallest_cache
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import Rates, Report, to_measured, write_report
 from stoker.analysis.model.what_if import answer
-from stoker.cli import app
 
 every_report = pytest.mark.parametrize("name", REPORTS)
 
@@ -34,12 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def what_if(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
-    """Call the command in this process; return its code, what it said and complained about."""
-    result = CliRunner().invoke(app, ["what-if", *(os.fspath(word) for word in words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+def what_if(*words: str | os.PathLike[str]) -> Called:
+    """Call the command in this process."""
+    return call("what-if", *words)
 
 
 def row(out: str, name: str) -> list[str]:
@@ -169,9 +165,9 @@ def test_an_error_of_the_real_command_has_no_traceback(folder: Path) -> None:
 
 
 def test_help_teaches() -> None:
-    result = CliRunner().invoke(app, ["what-if", "--help"], env={"COLUMNS": "100"})
-    assert result.exit_code == 0
-    assert "stoker what-if report.json --cache 200GiB --cores 16" in result.output
+    code, out, _ = what_if("--help")
+    assert code == 0
+    assert "stoker what-if report.json --cache 200GiB --cores 16" in out
 
 
 # What it would take

@@ -11,24 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import stoker
+from command_line import Called, call
 from scripts import script
-from stoker.cli import app
 
 
-@pytest.fixture(autouse=True)
-def whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-
-
-def stoker_cache(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
-    """Call the command; return its code, and what it said and complained about."""
-    result = CliRunner().invoke(app, ["cache", *(os.fspath(word) for word in words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+def stoker_cache(*words: str | os.PathLike[str]) -> Called:
+    """Call the command on a terminal that is wide enough for whole rows."""
+    return call("cache", *words, columns=400)
 
 
 def really(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
@@ -85,9 +76,8 @@ def temporary() -> Iterator[str]:
 def test_without_caches_the_list_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests may have caches in memory at the same time; this user has none.
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
-    result = CliRunner().invoke(app, ["cache", "list"])
-    assert result.exit_code == 0
-    assert result.output == "no caches, neither in memory nor at a path that this user gave\n"
+    none = "no caches, neither in memory nor at a path that this user gave\n"
+    assert stoker_cache("list") == (0, none, "")
 
 
 def test_a_kept_cache_is_listed(kept: str) -> None:

@@ -9,14 +9,18 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+import stoker
+from command_line import Called
+
 PACKAGE = """
-    import typer
+    from pathlib import Path
+    from typing import Annotated, Optional
 
     from stoker.cache.example_cache import ExampleCache
+    from stoker.cli import Argument
     from stoker.engine.workers.threads import WorkerPool
 
     def check(options):
@@ -31,23 +35,30 @@ PACKAGE = """
         print("cache over", cluster)
         return ExampleCache(limit, identity=version, examples=len(source), **settings)
 
-    def hello(name: str, loud: bool = False) -> None:
+    def hello(name: str, *, loud: bool = False) -> None:
         '''Greet somebody.
 
         In as many words as it takes.
         '''
         print(f"hello {name}{'!' * loud}")
 
-    app = typer.Typer(add_completion=False)
+    def start(
+        script: list[str],
+        *,
+        json: Optional[Path] = None,
+        tag: list[str] | None = None,
+        share: Annotated[float, Argument("At 100% all.", metavar="PART", least=0.5)] = 1.0,
+        loud: bool = False,
+    ) -> None:
+        '''Start a script.'''
+        print(script, json, tag, share, loud)
 
-    @app.command()
     def first() -> None:
-        '''The first of two.'''
+        '''The first of its group.'''
         print("one")
 
-    @app.command()
-    def second() -> None:
-        '''The second of two.'''
+    def stop() -> None:
+        raise KeyboardInterrupt
 
     def from_nothing():
         return "a name of stoker's"
@@ -63,8 +74,10 @@ ENTRY_POINTS = """
     cache.hello = other_rooms:hello
     gone = other_rooms_that_are_gone:hello
     hello = other_rooms:hello
-    lists = other_rooms:app
+    lists.first = other_rooms:first
     odd = other_rooms:__name__
+    start = other_rooms:start
+    stop = other_rooms:stop
     torn = other_rooms_torn:hello
     [stoker.names]
     from_nothing = other_rooms:from_nothing
@@ -110,22 +123,15 @@ import contextlib, io, json, sys
 from stoker.cli import main
 
 for line in sys.argv[1:]:
-    out, errors, sys.argv = io.StringIO(), io.StringIO(), ["stoker", *line.split()]
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = ["stoker", *line.split()]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
-            code = main()
+            main()
         except SystemExit as end:
             code = end.code
-    print(json.dumps([out.getvalue(), errors.getvalue(), code]))
+    print(json.dumps([code, out.getvalue(), errors.getvalue()]))
 """
-
-
-class Called(NamedTuple):
-    """How a command ended."""
-
-    stdout: str
-    stderr: str
-    code: int | None
 
 
 def call(folder: Path, *lines: str) -> list[Called]:
@@ -198,11 +204,12 @@ def test_commands_of_other_packages_run_and_are_listed_and_broken_ones_stop_no_o
         *("cache hello cache", "lists first", "cache list", "gone whatever --more"),
         *("torn whatever --more", "odd"),
     )
-    assert done[:3] == [("hello world!\n", "", 0), ("hello cache\n", "", 0), ("one\n", "", 0)]
-    own, others = all_of_them.stdout.split("Commands of other packages")
+    assert done[:3] == [(0, "hello world!\n", ""), (0, "hello cache\n", ""), (0, "one\n", "")]
+    own, others = all_of_them.stdout.split("commands of other packages:")
     for command in ("analyze", "cache", "feed", "pack", "what-if"):
-        assert re.search(rf"^│ {command} ", own, re.MULTILINE), command
-    assert re.search(r"^│ hello +Greet somebody\. +│$", others, re.MULTILINE)
+        assert re.search(rf"^  {command} ", own, re.MULTILINE), command
+    assert re.search(r"^  hello +Greet somebody\.$", others, re.MULTILINE)
+    assert re.search(r"^  lists +Commands: first\.$", others, re.MULTILINE)
     assert "hello" in of_cache.stdout
     assert "In as many words as it takes." in of_hello.stdout
     assert "accelerator is idle" in of_analyze.stdout, "a name of stoker's stays its own"
@@ -221,7 +228,48 @@ def test_commands_of_other_packages_run_and_are_listed_and_broken_ones_stop_no_o
             f"be imported: {why}\n"
         )
     assert odd.code == 1
-    assert odd.stderr == "stoker odd: a command is a function or a typer.Typer, not 'other_rooms'\n"
+    assert odd.stderr == "stoker odd: a command is a function, not 'other_rooms'\n"
+
+
+def test_words_from_the_script_on_are_the_scripts_own(installed: Path) -> None:
+    *done, help_text = call(
+        installed,
+        *("start t.py --json r --loud -h", "start --json=r --loud t.py", "start -m mod --json r"),
+        *("start --tag a --tag=b -- -x -- --tag c", "start -- -- -x", "start --share .5 t -- t"),
+        "start --loud --help t.py",
+    )
+    assert [each.stdout.strip() for each in done] == [
+        "['t.py', '--json', 'r', '--loud', '-h'] None None 1.0 False",
+        "['t.py'] r None 1.0 True",
+        "['-m', 'mod', '--json', 'r'] None None 1.0 False",
+        "['-x', '--', '--tag', 'c'] None ['a', 'b'] 1.0 False",
+        "['--', '-x'] None None 1.0 False",
+        "['t', '--', 't'] None None 0.5 False",
+    ]
+    assert {(each.code, each.stderr) for each in done} == {(0, "")}
+    assert help_text.stdout.startswith("usage: stoker start [OPTIONS] TEXT ...\n")
+    assert "  --share PART  At 100% all. [default: 1.0; at least 0.5]\n" in help_text.stdout
+
+
+def test_ctrl_c_has_no_traceback(installed: Path) -> None:
+    assert call(installed, "stop") == [(130, "", "")]
+
+
+def test_wrong_words_are_told_of_in_a_line(installed: Path) -> None:
+    wrong = {
+        "start": "the following arguments are required: TEXT",
+        "start --json": "argument --json: expected one argument",
+        "start --share nan t.py": "argument --share: nan is not at least 0.5",
+        "start --share x t.py": "argument --share: invalid float value: 'x'",
+        "hello you --lout": "there is no option --lout: did you mean --loud?",
+        "hello you --lo": "there is no option --lo: did you mean --loud or --help?",
+        "hello you too": "there is no argument too",
+        "lists second": "there is no command 'second'",
+    }
+    for (words, told), found in zip(wrong.items(), call(installed, *wrong), strict=True):
+        program = f"stoker {words.split()[0]}"
+        line = f"{program}: {told} ({program} --help shows all)\n"
+        assert found == (2, "", line)
 
 
 def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
@@ -254,19 +302,11 @@ def test_two_packages_that_claim_a_name_are_told_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_command_line_runs_as_a_module_and_completes() -> None:
-    def run(*arguments: str, **variables: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "stoker", *arguments],
-            capture_output=True, text=True, check=True, env=os.environ | variables,
-        ).stdout  # fmt: skip
+def test_the_command_line_runs_as_a_module() -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "stoker", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert run("-h") == run("--help")
-    assert "Usage: python -m stoker cache list" in run("cache", "list", "-h")
-    assert "--install-completion" in run("-h")
-    stoker = {"_STOKER_COMPLETE": "complete_bash", "COMP_WORDS": "stoker an", "COMP_CWORD": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", "from stoker.cli import app; app(prog_name='stoker')"],
-        capture_output=True, text=True, check=True, env=os.environ | stoker,
-    )  # fmt: skip
-    assert found.stdout.split() == ["analyze"]
+    assert "usage: stoker cache list" in run("cache", "list", "-h")
+    assert run("--version") == f"stoker {stoker.__version__}\n"

@@ -49,7 +49,7 @@ def train(model, loader, epochs=3):
         print(epoch, repr(loss.item()))
 """
 
-COMMAND = "from stoker.running.command import run_app; run_app()"
+COMMAND = ("-m", "stoker", "run")
 
 
 def write_script(folder: Path, body: str) -> Path:
@@ -98,4 +98,4 @@ def run(
     folder: Path, *arguments: str | os.PathLike[str], **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``stoker run`` with arguments."""
-    return start(folder, sys.executable, "-c", COMMAND, *arguments, **variables)
+    return start(folder, sys.executable, *COMMAND, *arguments, **variables)

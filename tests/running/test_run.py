@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from analysis.reports import PREP, about, job
+from command_line import call
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
 from stoker.analysis.model.report import (
     Action,
@@ -26,7 +26,6 @@ from stoker.analysis.model.report import (
     write_report,
 )
 from stoker.analysis.reports.advice import advise
-from stoker.running.command import run_app
 from stoker.running.edits import show_edits
 from stoker.running.plan import make_plan, read_plan, write_plan
 
@@ -113,11 +112,11 @@ def test_the_diff_that_a_user_would_write(code: str, tmp_path: Path) -> None:
     actions = [Action("", "", about(1.5), "", options=options) for options in advised]
     loader = msgspec.structs.replace(PREP.loader, name="train.py:1", place=(str(script), 1))
     report = msgspec.structs.replace(PREP, actions=actions, loader=loader)
-    words = ["--apply", str(tmp_path / "report.json"), "--print-diff", str(script)]
+    words = ["run", "--apply", str(tmp_path / "report.json"), "--print-diff", str(script)]
     report = msgspec.structs.replace(report, command=["python", str(script)])
     write_report(report, tmp_path / "report.json")
-    shown = CliRunner().invoke(run_app, words)
-    assert shown.exit_code == 0, shown.output
+    shown = call(*words)
+    assert shown.code == 0, shown.stderr
     assert f"\n{SHOWN[code]}" in f"\n{shown.stdout}"
     assert "Not where the script changes its dataset between epochs" in shown.stdout
     assert script.read_text() == f"{code}\n"
@@ -262,7 +261,7 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
     script = write_script(tmp_path, "raise SystemExit(3 if sys.stdout is None else 4)")
     report = write_advice(tmp_path, "num_workers=2")
-    command = [sys.executable, "-c", COMMAND, "--apply", str(report), script.name]
+    command = [sys.executable, *COMMAND, "--apply", str(report), script.name]
     found = start(tmp_path, "sh", "-c", f"exec {shlex.join(command)} >&-")
     assert found.returncode == 3, found.stderr
     assert found.stderr == ""
@@ -303,7 +302,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     script = write_script(tmp_path, "train(make_model(), DataLoader(Rows(), 8), epochs=10**6)")
     report = write_advice(tmp_path, "num_workers=2")
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "--apply", report, script.name],
+        [sys.executable, *COMMAND, "--apply", report, script.name],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -549,7 +548,7 @@ def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
     if outside:
         found = run(tmp_path, "--apply", report, *launcher[1:], script.name)
     else:
-        inner: list[str | Path] = [sys.executable, "-c", COMMAND, "--apply", report, script.name]
+        inner: list[str | Path] = [sys.executable, *COMMAND, "--apply", report, script.name]
         found = start(tmp_path, *launcher, "--no-python", *inner)
     assert found.returncode == 0, found.stderr
     assert [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)] == losses

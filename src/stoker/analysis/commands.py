@@ -6,34 +6,28 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stoker.cli import FOR_A_SCRIPT, Script, check_outputs, report_errors
-
-analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from stoker.cli import Argument, Script, check_outputs, report_errors
 
 
-@analyze_app.command(context_settings=FOR_A_SCRIPT)
 def analyze(
     script: Script,
+    *,
     max_seconds: Annotated[
-        float, typer.Option(min=5.0, help="The most time that the analysis may take.")
+        float, Argument("The most time that the analysis may take.", metavar="SECONDS", least=5.0)
     ] = 300.0,
     loader: Annotated[
         str | None,
-        typer.Option(
-            help="The line that builds the loader to analyze, such as train.py:41. Default: the "
+        Argument(
+            "The line that builds the loader to analyze, such as train.py:41. Default: the "
             "loader that the script trains on most."
         ),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Show all rates, actions and notes, too.")
-    ] = False,
+    details: Annotated[bool, Argument("Show all rates, actions and notes, too.")] = False,
     json: Annotated[
-        Path | None, typer.Option(help="Write the report to this file as JSON, for what-if.")
+        Path | None, Argument("Write the report to this file as JSON, for what-if.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write the report to this file as a page for a browser.")
+        Path | None, Argument("Write the report to this file as a page for a browser.")
     ] = None,
 ) -> None:
     """Find out why the accelerator is idle in a training script, and what would help.
@@ -82,30 +76,31 @@ def analyze(
     terminal.show_report(report, Console(highlight=False), details=details)
     if report.crash is not None:
         errors.print(f"stoker analyze: {describe_crash(report.crash)}", markup=False)
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def what_if(
     report: Annotated[
-        Path, typer.Argument(metavar="REPORT.json", help="The report of `stoker analyze --json`.")
+        Path, Argument(metavar="REPORT.json", help="The report of `stoker analyze --json`.")
     ],
+    *,
     cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of cores, with one worker on each.")
+        int | None, Argument(metavar="N", help="Number of cores, with one worker on each.")
     ] = None,
     cache: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Size of a cache that never evicts, such as 200GiB."),
+        Argument(metavar="SIZE", help="Size of a cache that never evicts, such as 200GiB."),
     ] = None,
     storage_mbps: Annotated[
-        float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
+        float | None, Argument(metavar="MB/s", help="Storage bandwidth.")
     ] = None,
     accelerator: Annotated[
         str | None,
-        typer.Option(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
+        Argument(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
     ] = None,
     echo: Annotated[
         float,
-        typer.Option(
+        Argument(
             metavar="E",
             help="Echoing factor: mean uses of a fresh batch, or in a pipeline of an example "
             "before its first random stage.",

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import typer
-
 from stoker.basics.resources import format_bytes, usable_cores, usable_memory_bytes
 from stoker.cache.location import check_memory_folder
 from stoker.cli import report_errors
@@ -37,7 +35,7 @@ _OPTIONAL = {
     "cryptography": ("caches and feeds across hosts, actors of Ray", "cryptography"),
     "ray": ('.workers(kind="ray"), caches under Ray', "'ray[tune]' cryptography"),
 }
-_REQUIRED = ("numpy", "lmdb", "msgspec", "psutil", "rich", "typer", "xxhash")
+_REQUIRED = ("numpy", "lmdb", "msgspec", "psutil", "rich", "xxhash")
 # Docker gives containers this much by default: one batch of large images, and no cache, fits in it.
 _DOCKER_SHM_BYTES = 64 << 20
 # Each remote connection, worker process, open shard and thread's copy of a file takes some; macOS
@@ -73,9 +71,9 @@ def doctor() -> None:
         findings = [finding for look in _LOOKS for finding in look()]
         width = max(len(finding.name) for finding in findings)
         for name, text, advice in findings:
-            typer.echo(f"{'!' if advice else ' '} {name:{width}}  {text}")
+            print(f"{'!' if advice else ' '} {name:{width}}  {text}")
             if advice:
-                typer.echo(f"  {'':{width}}  -> {advice}")
+                print(f"  {'':{width}}  -> {advice}")
 
 
 def _python() -> Iterator[Finding]:

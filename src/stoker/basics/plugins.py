@@ -18,7 +18,7 @@ CACHES = "stoker.caches"
 COMMANDS = "stoker.commands"
 """Commands: ``hello`` is ``stoker hello``, and ``cache.hello`` is ``stoker cache hello``.
 
-Each is a function whose arguments are annotated for typer, or a ``typer.Typer``; see ``cli``.
+Each is a function whose parameters say what it takes; see ``cli``.
 """
 NAMES = "stoker.names"
 """Names that are reached as ``stoker.NAME``; see the package's ``__init__``."""

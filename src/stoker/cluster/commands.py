@@ -9,40 +9,35 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import typer
-
 from stoker.basics.resources import format_bytes
 from stoker.cache.location import parse_limit
-from stoker.cli import report_errors
+from stoker.cli import Argument, report_errors
 from stoker.transport.secret import make_token_file, token_path
 
 
 def serve(
+    *,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
+        str, Argument(metavar="HOST:PORT", help="This host's address in the cluster.")
     ] = "127.0.0.1:7117",
     size: Annotated[
         str,
-        typer.Option(
+        Argument(
             metavar="SIZE",
             help="Limit of the store, such as 64GiB; auto: half of the memory (0.8 of the disk).",
         ),
     ] = "auto",
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder on a local disk; kept for the next run. Default: memory."),
+        Argument("Folder on a local disk; kept for the next run. Default: memory."),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."
-        ),
+        Argument("The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option(
-            "--insecure", help="Do not encrypt the traffic; jobs give .cache(insecure=True), too."
-        ),
+        Argument("Do not encrypt the traffic; jobs give .cache(insecure=True), too."),
     ] = False,
 ) -> None:
     """Serve this host's part of a cache over several hosts, until Ctrl-C.
@@ -68,7 +63,7 @@ def end() -> None:
     from stoker.cluster.ray_members import end_all
 
     with report_errors("cache end", ImportError):
-        typer.echo(f"ended {end_all()} cache servers")
+        print(f"ended {end_all()} cache servers")
 
 
 def _serve_until_interrupted(

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from stoker.cli import report_errors
+from stoker.cli import Argument, report_errors
 
 
 def feed(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE.py:FUNCTION",
             help="A function without arguments that returns a pipeline; or module:FUNCTION.",
         ),
     ],
-    name: Annotated[str, typer.Option(help="The name by which jobs take the feed.")],
+    *,
+    name: Annotated[str, Argument("The name by which jobs take the feed.")],
     staging: Annotated[
         int | None,
-        typer.Option(
-            help="Batches that shared memory may hold (default: 8; if the pipeline yields "
+        Argument(
+            "Batches that shared memory may hold (default: 8; if the pipeline yields "
             "examples, 64 chunks of up to 64 of them)."
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Jobs to wait for before the first epoch begins.")
+        int, Argument(least=1, help="Jobs to wait for before the first epoch begins.")
     ] = 1,
     timeout_s: Annotated[
         float,
-        typer.Option(
-            min=0.1, help="Seconds that the other jobs wait for a job that does not respond."
+        Argument(
+            "How long the other jobs wait for a job that does not respond.",
+            metavar="SECONDS",
+            least=0.1,
         ),
     ] = 60.0,
     listen: Annotated[
         str,
-        typer.Option(
+        Argument(
             metavar="HOST:PORT",
             help="Also serve jobs on other hosts, at this address of this host on the cluster's "
             "network. Default: this host only.",
@@ -44,9 +45,8 @@ def feed(
     ] = "",
     insecure: Annotated[
         bool,
-        typer.Option(
-            "--insecure",
-            help="Do not encrypt the traffic with other hosts; their jobs must say so, too.",
+        Argument(
+            "Do not encrypt the traffic with other hosts; their jobs must say so, too.",
         ),
     ] = False,
 ) -> None:

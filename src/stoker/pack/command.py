@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from stoker.cli import report_errors
+from stoker.cli import Argument, report_errors
 
 
 def pack(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SRC",
             help="A folder SRC/CLASS/... of images, or its URL; or FILE.py:FUNCTION, a function "
             "without arguments that returns a source without stages.",
         ),
     ],
     folder: Annotated[
-        str, typer.Argument(metavar="DEST", help="Folder for the shards; must be empty or new.")
+        str, Argument(metavar="DEST", help="Folder for the shards; must be empty or new.")
     ],
+    *,
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size at which a shard ends.")
+        str, Argument(metavar="SIZE", help="Size at which a shard ends.")
     ] = "256MiB",
 ) -> None:
     """Pack many small files into few tar shards, for from_tar.
@@ -40,4 +39,4 @@ def pack(
     with report_errors("pack", ValueError, TypeError, ImportError), errors.status("") as status:
         say = status.update if errors.is_terminal else None
         report = pack_command(source, folder, shard_size, say)
-    typer.echo(report)
+    print(report)

@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stoker.cli import FOR_A_SCRIPT, Script, report_errors
+from stoker.cli import Argument, Script, report_errors
 
 if TYPE_CHECKING:
     from stoker.analysis.model.report import Report
@@ -18,15 +16,13 @@ if TYPE_CHECKING:
 # Of the analysis before the run, in seconds: enough for all phases of a fast script.
 _MEASURE_S = 60.0
 
-run_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@run_app.command(context_settings=FOR_A_SCRIPT)
 def run(
     script: Script,
+    *,
     apply: Annotated[
         Path | None,
-        typer.Option(
+        Argument(
             metavar="REPORT.json",
             help="Apply the report of `stoker analyze --json`, and add the outcome to it. "
             "Default: analyze the script first, for a minute.",
@@ -34,7 +30,7 @@ def run(
     ] = None,
     do: Annotated[
         str,
-        typer.Option(
+        Argument(
             metavar="KINDS",
             help="What to apply: workers (their number, persistence); cache (examples "
             "that are the same in every epoch stay in memory); with redraw, "
@@ -43,7 +39,7 @@ def run(
     ] = "workers",
     print_diff: Annotated[
         bool,
-        typer.Option("--print-diff", help="Show what you would write in the script; run nothing."),
+        Argument("Show what you would write in the script; run nothing."),
     ] = False,
 ) -> None:
     """Run an unedited training script with what its analysis advises.
@@ -73,7 +69,7 @@ def run(
         if print_diff:
             from stoker.running.edits import show_edits
 
-            typer.echo(show_edits(_find_report(command, apply)), nl=False)
+            print(show_edits(_find_report(command, apply)), end="")
             return
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
@@ -105,7 +101,7 @@ def _prepare(command: list[str], kinds: list[str], path: Path | None) -> dict[st
     try:
         report = _find_report(command, path)
     except AnalysisError as error:
-        typer.echo(f"stoker run: it runs as it is: {error}", err=True)
+        print(f"stoker run: it runs as it is: {error}", file=sys.stderr)
         return {}
     return {VARIABLE: write_plan(make_plan(report, kinds, path=path))}
 

@@ -7,30 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from stoker.cli import FOR_A_SCRIPT, Script, check_outputs, report_errors
+from stoker.cli import Argument, Script, check_outputs, report_errors
 
 _EXITS = {"not worse": 0, "worse": 3, "undecided": 4}
 
-gate_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@gate_app.command(context_settings=FOR_A_SCRIPT)
 def gate(
     script: Script,
+    *,
     fail_if: Annotated[
         list[str],
-        typer.Option(
+        Argument(
             metavar="CONDITION",
             help="When the job counts as worse: stall>10%, rate<200, wait_p99>50ms, startup>20s; "
             "with --base also rate<0.95*base, stall>base+5%. May be given several times.",
         ),
     ],
-    runs: Annotated[int, typer.Option(min=5, help="How often each version runs.")] = 5,
+    runs: Annotated[int, Argument(least=5, help="How often each version runs.")] = 5,
     base: Annotated[
         Path | None,
-        typer.Option(
+        Argument(
             metavar="FOLDER",
             help="A checkout of the version to compare with. The same command is started there, in "
             "turns with the one here.",
@@ -38,13 +34,13 @@ def gate(
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            min=0.1, help="A run is ended so long after its first batch, if it does not end before."
+        Argument(
+            "A run is ended so long after its first batch, if it does not end before.",
+            metavar="SECONDS",
+            least=0.1,
         ),
     ] = 30.0,
-    json: Annotated[
-        Path | None, typer.Option(help="Write runs and judgements to this file.")
-    ] = None,
+    json: Annotated[Path | None, Argument("Write runs and judgements to this file.")] = None,
 ) -> None:
     """Fail if a training script waits for its data more than it should, in CI for example.
 
@@ -105,7 +101,7 @@ def gate(
         if json is not None:
             write_record(record, json)
         Console(highlight=False, soft_wrap=True).print(write_text(record), markup=False)
-    raise typer.Exit(_EXITS[record.verdict])
+    raise SystemExit(_EXITS[record.verdict])
 
 
 def _check_base(base: Path | None, script: list[str], comparing: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Positions in an epoch by arithmetic: after a number of outputs, and where other ranks take over.
 
 A state belongs to a number of ranks and a batch size. If another number of ranks loads it, or the
-batch size differs, a new leg of the epoch begins (``schedule.epoch_rest``): a row of what is unread.
+batch size differs, a new leg begins (``schedule.epoch_rest``): a row of the unread examples.
 """
 
 from __future__ import annotations

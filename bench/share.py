@@ -37,28 +37,28 @@ Results (five rounds; 2,048 photographs)::
     DataLoader each            1,038     495     238     109   1.90    2.05    2.09    2.44
     stoker each                  955     532     255     112   1.93    1.89    1.95    2.28
     DALI each                  1,356     675     335     168   1.44    1.50    1.53    1.55
-    stoker.feed                 949     945     884     911   1.94    0.98    0.52    0.25
-    stoker.feed, processes      978     973     956     953   2.02    1.03    0.52    0.26
+    stoker.feed                  949     945     884     911   1.94    0.98    0.52    0.25
+    stoker.feed, processes       978     973     956     953   2.02    1.03    0.52    0.26
     TensorSocket                 695     529     254      78   2.82    1.81    1.91    3.59
 
-    rate over that of                  stoker.feed  stoker.feed, processes
-    ------------------------------------------------------------------------
-    DataLoader each, 1 job   0.923 (0.528 .. 0.969)   0.932 (0.921 .. 0.998)
-    DataLoader each, 2 jobs     1.86 (1.83 .. 1.91)      1.93 (1.87 .. 2.02)
-    DataLoader each, 4 jobs     3.86 (3.24 .. 3.91)      3.92 (3.72 .. 4.18)
-    DataLoader each, 8 jobs     8.12 (7.87 .. 8.43)       8.61 (8.1 .. 8.82)
-    stoker each, 1 job        0.997 (0.571 .. 1.03)     1.03 (0.997 .. 1.06)
-    stoker each, 2 jobs         1.77 (1.71 .. 1.82)      1.83 (1.82 .. 1.87)
-    stoker each, 4 jobs         3.62 (3.21 .. 3.82)      3.79 (3.46 .. 4.12)
-    stoker each, 8 jobs          8.14 (7.81 .. 8.3)       8.5 (8.04 .. 9.01)
-    DALI each, 1 job         0.699 (0.414 .. 0.711)   0.723 (0.684 .. 0.749)
-    DALI each, 2 jobs            1.37 (1.35 .. 1.4)      1.43 (1.38 .. 1.45)
-    DALI each, 4 jobs            2.71 (2.6 .. 2.82)      2.85 (2.64 .. 3.13)
-    DALI each, 8 jobs           5.44 (5.26 .. 5.65)       5.6 (5.53 .. 6.01)
-    TensorSocket, 1 job        1.37 (0.789 .. 1.47)      1.41 (1.38 .. 1.47)
-    TensorSocket, 2 jobs        1.77 (1.62 .. 1.79)       1.84 (1.63 .. 1.9)
-    TensorSocket, 4 jobs        3.53 (3.02 .. 3.79)      3.68 (3.63 .. 3.87)
-    TensorSocket, 8 jobs        11.8 (11.2 .. 12.4)      12.2 (11.8 .. 12.7)
+    rate over that of                   stoker.feed  stoker.feed, processes
+    -----------------------------------------------------------------------
+    DataLoader each, 1 job   0.923 (0.528 .. 0.969)  0.932 (0.921 .. 0.998)
+    DataLoader each, 2 jobs     1.86 (1.83 .. 1.91)     1.93 (1.87 .. 2.02)
+    DataLoader each, 4 jobs     3.86 (3.24 .. 3.91)     3.92 (3.72 .. 4.18)
+    DataLoader each, 8 jobs     8.12 (7.87 .. 8.43)      8.61 (8.1 .. 8.82)
+    stoker each, 1 job        0.997 (0.571 .. 1.03)    1.03 (0.997 .. 1.06)
+    stoker each, 2 jobs         1.77 (1.71 .. 1.82)     1.83 (1.82 .. 1.87)
+    stoker each, 4 jobs         3.62 (3.21 .. 3.82)     3.79 (3.46 .. 4.12)
+    stoker each, 8 jobs          8.14 (7.81 .. 8.3)      8.5 (8.04 .. 9.01)
+    DALI each, 1 job         0.699 (0.414 .. 0.711)  0.723 (0.684 .. 0.749)
+    DALI each, 2 jobs            1.37 (1.35 .. 1.4)     1.43 (1.38 .. 1.45)
+    DALI each, 4 jobs            2.71 (2.6 .. 2.82)     2.85 (2.64 .. 3.13)
+    DALI each, 8 jobs           5.44 (5.26 .. 5.65)      5.6 (5.53 .. 6.01)
+    TensorSocket, 1 job        1.37 (0.789 .. 1.47)     1.41 (1.38 .. 1.47)
+    TensorSocket, 2 jobs        1.77 (1.62 .. 1.79)      1.84 (1.63 .. 1.9)
+    TensorSocket, 4 jobs        3.53 (3.02 .. 3.79)     3.68 (3.63 .. 3.87)
+    TensorSocket, 8 jobs        11.8 (11.2 .. 12.4)     12.2 (11.8 .. 12.7)
 
     TensorSocket: 15 runs hung, and were ended after 45 s
 

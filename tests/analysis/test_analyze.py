@@ -421,7 +421,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
             ([tempfile.gettempdir()], "is a folder"),
             (["-m"], "needs a module"),
             (["--max-seconds", "0", "train.py"], "--max-seconds"),
-            ([], "Missing argument"),
+            ([], "required: SCRIPT"),
         ],
         2,
     ),

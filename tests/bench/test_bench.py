@@ -35,7 +35,6 @@ def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
     assert (results.read_bytes() if results.exists() else None) == before
 
 
-@pytest.mark.full
 def test_every_docstring_has_the_tables_of_its_rows() -> None:
     done = python("harness.py", "check")
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

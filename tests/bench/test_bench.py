@@ -48,11 +48,22 @@ def test_a_script_prints_the_tables_of_its_rows() -> None:
     assert textwrap.indent(done.stdout, "    ") in docstring
 
 
+def test_a_quick_run_of_conformance_finds_no_errors() -> None:
+    done = python("conformance/run.py", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "no figures" in done.stdout
+
+
+def test_the_page_of_what_was_tested_has_the_table_of_the_rows() -> None:
+    done = python("conformance/run.py", "--page", "check")
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_all_rows_are_told_by_their_script_or_among_what_is_answered() -> None:
     answered = (BENCH / "ANSWERED.md").read_text()
     for rows in (BENCH / "results").glob("*.json"):
         name = rows.stem.removesuffix("_predicted")
-        script = BENCH / f"{name}.py"
+        script = BENCH / ("conformance/run.py" if name == "conformance" else f"{name}.py")
         told = script.read_text() if script.exists() else answered
         assert f"results/{name}.json" in told
         assert script.exists() != (f"- **`{name}`**" in answered)

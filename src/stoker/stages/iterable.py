@@ -32,7 +32,7 @@ from stoker.stages.stage import ChainView
 
 
 class IterableSource(HeadSource):
-    """A stream of examples, in its own order. Saves the stream's own state if it has one."""
+    """A stream of examples, in its own order. Saves its state if it, or its iterator, has one."""
 
     is_counted = True
 
@@ -40,6 +40,7 @@ class IterableSource(HeadSource):
         self._passes = ReiterableStream(examples, "from_iterable", "examples")
         self._given = examples
         self._has_state = has_state(examples)
+        self._iterators_have: bool | None = None  # the first pass tells
         self._stream_state = StreamState(examples, self._passes.open)
         self._log: StateLog | None = None  # of the present pass
         self._first_state: Any = None  # from before any other was loaded
@@ -50,7 +51,7 @@ class IterableSource(HeadSource):
 
     @property
     def takes_state(self) -> bool:
-        return self._has_state
+        return self._has_state or self._iterators_have is not False
 
     def count(self) -> int:
         raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
@@ -66,7 +67,7 @@ class IterableSource(HeadSource):
         saved = None if saved is None else validate_state(saved, number)
         self.set_epoch(epoch)
         if not self._has_state:
-            return self._passes.open()
+            return self._open_iterator(saved, number)
         if saved is not None and not number:
             self._stream_state.restore(saved)
             saved = None
@@ -84,10 +85,23 @@ class IterableSource(HeadSource):
         self._log = StateLog(saved, number, before)
         return StatefulPass(self._given, self._passes.open(), self._log)
 
+    def _open_iterator(self, saved: Any, number: int) -> Iterator[Any]:
+        """Begin a pass; where its iterator has a state, as datasets of torchdata do, at that."""
+        examples = self._passes.open()
+        self._iterators_have = has_state(examples)
+        if saved is not None:
+            if not self._iterators_have:
+                raise StateError(f"a stream's state is in it, and {self.name} has none")
+            examples.load_state_dict(saved["own"])  # type: ignore[attr-defined]
+        if not self._iterators_have:
+            return examples
+        self._log = StateLog(saved, number)
+        return StatefulPass(examples, examples, self._log)
+
     def leave(self, number: int | None) -> None:
         """Record that the consumer left the pass after this many examples; None: at its end."""
         log = self._log
-        if log is None:
+        if log is None or not self._has_state:
             return
         place = None if number is None else log.place(number)
         if number is None or (number and place is None):
@@ -140,7 +154,7 @@ class IterableSource(HeadSource):
             super().check_leg(selection)
 
     def extent(self) -> str:
-        if self.takes_state:
+        if self._has_state or self._iterators_have:
             return "a stream with a state of its own: no length"
         return "a stream: no length, no state in the middle of an epoch"
 

@@ -7,14 +7,17 @@ makes samplers; examples, order, batches, workers and states are a pipeline's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import IterableDataset, SequentialSampler, default_collate
 
 import stoker
 
 _data: Any = torch.utils.data
+T = TypeVar("T")
+LATE = 8
+"""By how many batches an example may come later where ``in_order=False``."""
 
 
 @runtime_checkable
@@ -43,13 +46,20 @@ class _Keyed:
         return self._fetch(self._keys[number])
 
 
-class StatefulDataLoader(_data.DataLoader):  # type: ignore[misc]
+class StatefulDataLoader(_data.DataLoader[T]):  # type: ignore[misc]
     """A ``DataLoader`` with a state: a pipeline of stoker, in torch's words."""
 
     def __init__(
-        self, dataset: Any, *args: Any, snapshot_every_n_steps: int = 1, **options: Any
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        *args: Any,
+        snapshot_every_n_steps: int = 1,  # it may be asked for at every step
+        **options: Any,
     ) -> None:
-        super().__init__(dataset, *args, **options)
+        super().__init__(dataset, batch_size, shuffle, *args, **options)
+        self._shuffles = bool(shuffle)
         self._made: Any = None
         self._keyed: _Keyed | None = None
 
@@ -70,22 +80,25 @@ class StatefulDataLoader(_data.DataLoader):  # type: ignore[misc]
         )
 
     def _examples(self, seed: int | None) -> Any:
+        sampler: Any = self.sampler
         if isinstance(self.dataset, IterableDataset):
             return self._batched(stoker.from_iterable(self.dataset, seed=seed))
-        if self.batch_size is None:
-            self._keyed = _Keyed(self.batch_sampler or self.sampler, self._fetch)
-            return stoker.from_dataset(self._keyed, seed=seed)
         whole = stoker.from_dataset(self.dataset, seed=seed)
-        sampler: Any = self.sampler
-        if type(sampler) is RandomSampler and sampler.generator is self.generator:
-            whole = whole.shuffle()
-        elif type(sampler) is not SequentialSampler:
-            whole = whole.order(lambda epoch, rng: list(sampler), len(sampler))
-        return self._batched(whole)
+        if self._shuffles:
+            return self._batched(whole.shuffle())
+        if type(sampler) is SequentialSampler and (self.batch_size or not self.batch_sampler):
+            return self._batched(whole)
+        if self.batch_size:
+            order = whole.order(lambda epoch, rng: list(sampler), len(sampler))
+            return self._batched(order)
+        self._keyed = _Keyed(self.batch_sampler or sampler, self._fetch)
+        return stoker.from_dataset(self._keyed, seed=seed)
 
     def _batched(self, examples: Any) -> Any:
         if self.batch_size is None:
             return examples.map(self.collate_fn)
+        if not self.in_order:
+            examples = examples.late(LATE)
         size, drop_last = self.batch_size, self.drop_last
         if self.collate_fn is default_collate:
             return examples.batch(size, drop_last=drop_last).to_torch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -89,14 +90,15 @@ class IterableSource(HeadSource):
         """Begin a pass; where its iterator has a state, as datasets of torchdata do, at that."""
         examples = self._passes.open()
         self._iterators_have = has_state(examples)
-        if saved is not None:
-            if not self._iterators_have:
-                raise StateError(f"a stream's state is in it, and {self.name} has none")
-            examples.load_state_dict(saved["own"])  # type: ignore[attr-defined]
         if not self._iterators_have:
+            if saved is not None:
+                raise StateError(f"a stream's state is in it, and {self.name} has none")
             return examples
-        self._log = StateLog(saved, number)
-        return StatefulPass(examples, examples, self._log)
+        own: Any = examples
+        if saved is not None:
+            own.load_state_dict(saved["own"])
+        self._log = StateLog(saved or {"own": deepcopy(own.state_dict()), "skip": 0}, number)
+        return StatefulPass(own, examples, self._log)
 
     def leave(self, number: int | None) -> None:
         """Record that the consumer left the pass after this many examples; None: at its end."""

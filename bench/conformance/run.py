@@ -85,9 +85,9 @@ SUITES = {
     "lightning": Suite(
         "Lightning's test of resumed loops",
         "lightning",
-        ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "tests"),
+        ("Lightning-AI/pytorch-lightning", "be98784a1a03581b7051a355ae1084fd352d7cea", "tests"),
         (
-            *("-p", "lightning_loader", "-k", "-True-"),
+            *("-p", "lightning_loader", "-k-True-"),
             "tests_pytorch/loops/test_loops.py::test_fit_loop_save_and_restore_dataloaders",
         ),
     ),
@@ -135,7 +135,7 @@ def rows_of(name: str, python: str, github: str, home: Path) -> Iterator[dict[st
         yield from map(json.loads, done.stdout.splitlines())
         return
     found = home / f"{name}.xml"
-    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=120", "--tb=short"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=60", "--tb=short"]
     command = [python, "-m", "pytest", *options, f"--junitxml={found}", *suite.tests]
     with (home / f"{name}.log").open("w") as log:
         done = subprocess.run(command, cwd=folder, env=variables, stdout=log, stderr=log)

@@ -43,6 +43,8 @@ LOADER = {
     "torchdata/stateful_dataloader/__init__.py": "from torch_loader import *\n",
 }
 """What stands in torchdata's place."""
+SHOWN = 3
+"""Tests that the page names for each reason."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,14 @@ def rows_of(name: str, python: str, github: str, home: Path) -> Iterator[dict[st
         yield from map(json.loads, done.stdout.splitlines())
         return
     found = home / f"{name}.xml"
-    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=60", "--tb=short"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=90", "--tb=short"]
     command = [python, "-m", "pytest", *options, f"--junitxml={found}", *suite.tests]
     with (home / f"{name}.log").open("w") as log:
         done = subprocess.run(command, cwd=folder, env=variables, stdout=log, stderr=log)
     if done.returncode not in (0, 1):  # 1: tests failed
-        raise SystemExit(f"{name}: pytest ended with {done.returncode}\n" + Path(log.name).read_text())
+        raise SystemExit(
+            f"{name}: pytest ended with {done.returncode}\n{Path(log.name).read_text()}"
+        )
     is_one_class = "::" in suite.tests[-1]
     for case in ET.parse(found).iter("testcase"):
         test = str(case.get("name"))
@@ -179,9 +183,8 @@ def evaluate(made: Report) -> None:
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Return how many tests passed, failed and were skipped."""
-    return {
-        word: sum(row["outcome"] == word for row in rows) for word in ("passed", "failed", "skipped")
-    }
+    outcomes = [row["outcome"] for row in rows]
+    return {word: outcomes.count(word) for word in ("passed", "failed", "skipped")}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -196,9 +199,10 @@ def page(rows: list[dict[str, Any]]) -> str:
     for name in SUITES:
         for entry in (entry for entry in reasons() if entry["suite"] == name):
             tests = [r["test"] for r in rows if is_told(entry, r) and r["outcome"] == "failed"]
-            told = ", ".join(f"`{test}`" for test in tests[:3])
-            more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
-            lines += ["", f"- **{name}**, {len(tests)}: {' '.join(entry['why'].split())} ({told}{more})"]
+            told = ", ".join(f"`{test}`" for test in tests[:SHOWN])
+            more = f" and {len(tests) - SHOWN} more" if len(tests) > SHOWN else ""
+            why = " ".join(entry["why"].split())
+            lines += ["", f"- **{name}**, {len(tests)}: {why} ({told}{more})"]
     return "\n".join(lines) + "\n"
 
 

@@ -60,15 +60,15 @@ class StatefulDataLoader(_data.DataLoader[T]):  # type: ignore[misc]
     ) -> None:
         super().__init__(dataset, batch_size, shuffle, *args, **options)
         self._shuffles = bool(shuffle)
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator)  # as torch does
+        self._seed = int(seed)
         self._made: Any = None
         self._keyed: _Keyed | None = None
 
     @property
     def pipeline(self) -> Any:
-        """The pipeline; its seed is drawn as torch draws its own."""
         if self._made is None:
-            seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self._made = self._build(int(seed))
+            self._made = self._build(self._seed)
         return self._made
 
     def _build(self, seed: int | None) -> Any:

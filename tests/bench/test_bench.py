@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,29 @@ def test_a_quick_run_of_conformance_finds_no_errors() -> None:
     done = python("conformance/run.py", "--quick")
     assert done.returncode == 0, done.stderr
     assert "no figures" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True, "num_workers": 1},
+        {"batch_size": None},
+        {"batch_size": 3, "sampler": [5, 2, 2, 7], "collate_fn": list},
+        {"batch_sampler": [[1, 2, 3], [0]]},
+    ],
+    ids=repr,
+)
+def test_the_loader_that_suites_get_is_as_torch_s(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(str(BENCH / "conformance"))
+    loader = importlib.import_module("torch_loader").StatefulDataLoader(range(10), **options)
+    wanted: Any = list(torch.utils.data.DataLoader(range(10), **options))  # type: ignore[arg-type]
+    assert repr(list(loader)) == repr(wanted)
+    assert len(loader) == len(wanted)
 
 
 def test_the_page_of_what_was_tested_has_the_table_of_the_rows() -> None:

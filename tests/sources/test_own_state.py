@@ -71,6 +71,14 @@ class CountingPass(Iterator[int]):
         self.state = state
 
 
+class CountingItself(CountingPasses, CountingPass):
+    """Is its own iterator, and begins where it is iterated, as datasets of torch may."""
+
+    def __iter__(self) -> Iterator[int]:
+        CountingPass.__init__(self, super().__iter__().order)  # type: ignore[attr-defined]
+        return self
+
+
 def of(length: int, **how: Any) -> stoker.Pipeline:
     return stoker.from_iterable(Counting(length), **{"seed": 0, **how})
 
@@ -81,7 +89,7 @@ def of(length: int, **how: Any) -> stoker.Pipeline:
     batch=st.integers(1, 20),
     workers=st.sampled_from([0, 2]),
     epoch=st.integers(0, 1),
-    made=st.sampled_from([Counting, CountingPasses]),
+    made=st.sampled_from([Counting, CountingPasses, CountingItself]),
     data=st.data(),
 )
 def test_resumes_anywhere_any_number_of_times(

@@ -40,7 +40,8 @@ class IterableSource(HeadSource):
     def __init__(self, examples: Any) -> None:
         self._passes = ReiterableStream(examples, "from_iterable", "examples")
         self._given = examples
-        self._has_state = has_state(examples)
+        # One that is its own iterator gets its state as an iterator does, once it is begun.
+        self._has_state = has_state(examples) and not isinstance(examples, Iterator)
         self._iterators_have: bool | None = None  # the first pass tells
         self._stream_state = StreamState(examples, self._passes.open)
         self._log: StateLog | None = None  # of the present pass

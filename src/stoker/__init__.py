@@ -50,7 +50,7 @@ from stoker.errors import (
 )
 from stoker.pipeline import Pipeline
 from stoker.sources.source import Source
-from stoker.stages.composite import Stage
+from stoker.stages.composite import Stage, WindowStage
 from stoker.stages.scan import DROP
 from stoker.version import __version__
 
@@ -106,6 +106,7 @@ __all__ = [
     "TokenError",
     "types",
     "UnlikeError",
+    "WindowStage",
     "WorkerDied",
     "zip",
 ]

@@ -394,10 +394,17 @@ class Chain:
         return any(stage.traits.joins for stage in self.stages)
 
     @property
-    def may_leave_out(self) -> bool:
-        """Whether filters, skip budgets or packing may reduce the number of examples."""
+    def leaves_out_by_value(self) -> bool:
+        """Whether values decide how many examples are left: by filters, budgets or packing."""
         each = [stage.traits for stage in self.stages]
-        return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
+        return self.budget != RAISE or any(
+            (t.filters and not t.by_number) or t.skips or t.joins for t in each
+        )
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether fewer examples may come out than the source has."""
+        return self.leaves_out_by_value or any(stage.traits.filters for stage in self.stages)
 
     @property
     def ranks_differ(self) -> bool:
@@ -405,7 +412,7 @@ class Chain:
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.plans_batches and self.echo is not None)
+        unequal = self.leaves_out_by_value or (self.plans_batches and self.echo is not None)
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone or self.late is not None
 

@@ -36,7 +36,8 @@ class Traits:
         shuffles: it draws an order.
         shards: it leaves a rank its part.
         keeps_fields: its outputs have the fields of its inputs.
-        filters: it leaves out examples for which a function says so.
+        filters: fewer examples may come out of it than go in.
+        by_number: numbers alone tell how many, though it filters.
         skips: it may leave out examples on which it fails.
         is_random: it draws random numbers.
         changes: what it makes of an example changes in the course of training.
@@ -55,6 +56,7 @@ class Traits:
     shards: bool = False
     keeps_fields: bool = False
     filters: bool = False
+    by_number: bool = False
     skips: bool = False
     is_random: bool = False
     changes: bool = False
@@ -113,6 +115,8 @@ class ChainView(Protocol):
     def has_fixed_echo(self) -> bool: ...
     @property
     def may_leave_out(self) -> bool: ...
+    @property
+    def leaves_out_by_value(self) -> bool: ...
     def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""
         ...

@@ -82,6 +82,11 @@ def test_it_resumes_at_every_batch(kind: str, drops: bool, echo: int) -> None:
     check_resume(lambda: build(STAGES[kind](), 2, drops=drops, echo=echo))
 
 
+def test_processes_make_the_same() -> None:
+    expected = stream(build(Windows(4, 3)))
+    assert stream(build(Windows(4, 3)).workers(2, kind="process")) == expected
+
+
 def test_windows_of_windows_resume() -> None:
     check_resume(lambda: rows(30).apply(Windows(3)).apply(Every(2)).apply(Windows(2, 2)).batch(2))
 

@@ -330,16 +330,6 @@ class StreamStage(ChainStage):
     def is_adaptive(self) -> bool:
         return False
 
-    @property
-    def repeats(self) -> bool:
-        """Whether it hands out each item several times."""
-        return self.traits.repeats
-
-    @property
-    def moves(self) -> bool:
-        """Whether its outputs are on a device."""
-        return self.traits.moves
-
     def add_to(self, flow: Flow) -> None:
         flow.put(self)
 

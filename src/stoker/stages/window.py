@@ -42,7 +42,8 @@ class Windows(StreamStage):
     def bind(self, before: ChainView) -> Windows:
         """Check that single examples come here, and the first windows of them."""
         check_in_order(f".{self.stage.describe()}", before)
-        self.signature()
+        for output in (0, 1):
+            self.inputs(output)
         return self
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> WindowStream:

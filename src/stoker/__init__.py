@@ -34,7 +34,6 @@ from stoker.constructors import (
     from_tokens,
 )
 from stoker.errors import (
-    BudgetSpent,
     CacheError,
     CacheWarning,
     ClusterError,
@@ -45,6 +44,7 @@ from stoker.errors import (
     StateError,
     StokerError,
     TokenError,
+    TooManyErrors,
     UnlikeError,
     WorkerDied,
 )
@@ -61,7 +61,6 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "__version__",
     "analyze",
-    "BudgetSpent",
     "cached",
     "CacheError",
     "CacheWarning",
@@ -104,6 +103,7 @@ __all__ = [
     "testing",
     "thread_safe",
     "TokenError",
+    "TooManyErrors",
     "types",
     "UnlikeError",
     "WorkerDied",

@@ -69,8 +69,8 @@ def from_dataset(
         seed: of shuffling, echoing and random maps; drawn at random by default.
         max_errors: how many examples of an epoch may be skipped after an error in a stage before
             ``batch``: a number (``100``) or a share (``"1%"``). Each skip is logged (logger
-            ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent with the list. A
-            stage may have its own budget.
+            ``stoker``) and counted in ``stats()``; one too many raises TooManyErrors with the list.
+            A stage may have its own.
 
     Raises TypeError if a method is missing.
     """
@@ -494,8 +494,8 @@ def from_tar(
     Args:
         paths: files, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, max_errors: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
-            incomplete examples may be skipped.
+        seed, max_errors: as in ``from_dataset``. With ``max_errors=``, a truncated shard is a
+            warning, and incomplete examples may be skipped.
         requests, timeout_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 

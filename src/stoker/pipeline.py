@@ -243,7 +243,7 @@ class Pipeline(EpochApi[T]):
 
         The others are not read. Before ``shuffle`` they are the same in every epoch (to try things
         out, or to overfit); after it, they differ in each epoch. After ``shard`` each rank has
-        ``n``. Examples that a skip budget leaves out later count.
+        ``n``. Examples that ``max_errors=`` leaves out later count.
 
         Args:
             n: how many.
@@ -326,7 +326,7 @@ class Pipeline(EpochApi[T]):
             fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``.
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
-            max_errors: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            max_errors: how many it may skip (see ``from_dataset``); by default the pipeline's.
             progress: call ``fn(x, progress)`` with a ``stoker.types.Progress``: the epoch of the
                 data, and how much of it comes before the example's own place, from 0 to 1. It is
                 the same on all ranks, in all workers and after a resume.
@@ -409,7 +409,7 @@ class Pipeline(EpochApi[T]):
         Args:
             fn: called as ``fn(state, example)`` by one thread at a time; returns the next state
                 (the old one, changed, or another), and an example or ``stoker.DROP``. It must be
-                deterministic, and keep nothing outside its state. No skip budget covers its errors.
+                deterministic, and keep nothing outside its state. No ``max_errors=`` covers it.
             state: a value of dicts with text as keys, lists, text, numbers, booleans, None.
             dump, load: for other states: ``dump`` turns a state into values for JSON, or bytes, and
                 ``load`` turns these into a state: ``dump=list, load=set``. Examples must then not

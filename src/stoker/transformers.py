@@ -20,7 +20,7 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
     epochs have a length.
 
     Raises ValueError when training begins if the trainer has no such pipeline, if epochs have no
-    length (``.steps(n)`` gives one), and if ranks have states of their own (filters, ``max_errors=``).
+    length (``.steps(n)`` gives one), and if ranks have their own states (filters, ``max_errors=``).
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,8 @@ import sys
 before = set(sys.modules)
 import stoker
 
+assert not {"numpy", "stoker.pipeline"} & (set(sys.modules) - before), "before a name is used"
+stoker.Pipeline
 loaded = {
     name.partition(".")[0]
     for name in set(sys.modules) - before

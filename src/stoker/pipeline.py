@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import foreign
 from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
@@ -25,6 +24,7 @@ from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
+from stoker.foreign import METHODS, explain_calls, hint
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
@@ -809,7 +809,7 @@ class Pipeline(EpochApi[T]):
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises again what a property raised
             missing = f"a pipeline has no attribute {name!r}"
-            raise AttributeError(missing + foreign.hint(name, foreign.METHODS, dir(type(self))))
+            raise AttributeError(missing + hint(name, METHODS, dir(type(self))))
 
     def stats(self) -> Stats:
         """Return statistics of the running epoch, or else of the last one; ``print`` shows them."""
@@ -836,4 +836,4 @@ class Pipeline(EpochApi[T]):
         return f"<stoker.Pipeline {self.chain}>"
 
 
-foreign.explain_calls(Pipeline)
+explain_calls(Pipeline)

@@ -611,7 +611,7 @@ def test_a_stage_may_have_a_budget_of_its_own(workers: int, kind: str) -> None:
     with pytest.raises(stoker.TooManyErrors) as caught:
         list(build([1, 2], [5, 6, 7], shared=2, own=2))
     assert caught.value.stage == "map(failing)"
-    assert "of map(failing) is 2" in str(caught.value)
+    assert "of map(failing) allows 2" in str(caught.value)
     with pytest.raises(stoker.TooManyErrors) as caught:
         list(build([1, 2], [5, 6, 7], shared=1, own=3))
     assert caught.value.stage is None

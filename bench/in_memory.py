@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,9 +79,8 @@ def main() -> None:
                 pass
         return (time.perf_counter() - began) / EPOCHS
 
-    epochs = {"stoker": lambda: ours, "direct indexing": indexed}
-    epochs |= {name: (lambda each=each: each) for name, each in loader.items()}
-    cases = {name: (lambda made=made: epoch_s(made)) for name, made in epochs.items()}
+    cases = {"stoker": partial(epoch_s, lambda: ours), "direct indexing": partial(epoch_s, indexed)}
+    cases |= {name: partial(epoch_s, each.__iter__) for name, each in loader.items()}
     with report(__file__, arguments) as found:
         for case, each in interleaved(cases, 1 if arguments.quick else arguments.rounds).items():
             found.add(case=case, epoch_s=each)

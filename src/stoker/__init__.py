@@ -7,6 +7,7 @@ from stoker.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
     from stoker.api import *  # noqa: F403
+    from stoker.api import __all__ as __all__
 else:
 
     def __getattr__(name):

@@ -175,7 +175,7 @@ class ChainView:
 
     @property
     def leaves_out_by_value(self) -> bool:
-        """Whether values decide how many examples are left: by filters, budgets or packing."""
+        """Whether values decide how many are left: by filters, ``max_errors=`` or packing."""
         each = [stage.traits for stage in self.stages]
         return self.budget != RAISE or any(
             (t.filters and not t.by_number) or t.skips or t.joins for t in each
@@ -366,7 +366,7 @@ def followed(stages: Iterable[ChainStage], by: Iterable[ChainStage]) -> tuple[Ch
 
 
 def not_known() -> TypeError:
-    """Return the error of a count that filters, scans, skip budgets and packing leave open."""
+    """Return the error of a count that filters, scans, ``max_errors=`` and packing leave open."""
     return TypeError(
         "the number of batches is not known: examples may be filtered, skipped, dropped or packed; "
         ".steps(n) ends an epoch after n"

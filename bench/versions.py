@@ -41,11 +41,11 @@ Results::
     first batch, 100,000 files       1.1 (0.789 .. 1.37)   1.09 (0.757 .. 1.12)       1
     [end]
 
-These rows are of commit 9048669f against b43e8133, the one before stages were made to add themselves
-to a flow, on a busy machine (a second run of the same script, then tests: load 5 to 12), so the
-processor's time is what counts: its median over the rows is 1.00, and one row is below 0.95. That
-is the warm cache inline, which scatters: an item takes a process 6.9 to 8.6 us, much the same in
-all its rounds, and copies by hand from a file in memory scatter alike, from 4.4 to 6.0 us.
+These rows are of commit 9048669f against b43e8133, the one before stages added themselves to a
+flow, on a busy machine (a second run of the same script, then tests: load 5 to 12), so processor
+time is what counts: its median over the rows is 1.00, and one row is below 0.95. That is the warm
+cache inline, which scatters: an item takes a process 6.9 to 8.6 us, much the same in all its
+rounds, and copies by hand from a file in memory scatter alike, from 4.4 to 6.0 us.
 
 Caveats: on shared cores the clock says little, and processor time of single rows still moves by a
 few hundredths from run to run. Both versions use the same stoker-native, that of the environment.

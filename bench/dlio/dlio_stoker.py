@@ -88,7 +88,7 @@ class Threads(BaseDataLoader):  # type: ignore[misc]
         self.epoch_number += 1
 
     def finalize(self) -> None:
-        self._batches = None
+        """Do nothing: DLIO calls it behind each epoch."""
 
 
 class Processes(Threads):

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def tell(test: str, check: Callable[..., object], *given: Any) -> None:
 
 def nodes() -> None:
     """torchdata's ``run_test_save_load_state``: each of its seven comparisons is a check."""
-    from nodes.utils import run_test_save_load_state
+    from nodes.utils import run_test_save_load_state  # type: ignore[import-not-found]
     from torchdata.nodes import BaseNode
 
     class Node(BaseNode):  # type: ignore[misc]
@@ -68,7 +69,8 @@ def nodes() -> None:
             super().reset(initial_state)
             if initial_state is not None:
                 self._pipeline.load_state_dict(initial_state)
-            self._batches = iter(self._pipeline)
+            is_end = initial_state is not None and initial_state["finished"]
+            self._batches = iter(()) if is_end else iter(self._pipeline)
 
         def next(self) -> Any:
             return next(self._batches).tolist()
@@ -126,7 +128,7 @@ def grain() -> None:
             self._make = make
 
         def __iter__(self) -> Batches:
-            return Batches(self._make())
+            return Batches(self._make().workers(0))
 
     corpus = ROOT / "tests" / "corpus" / "corpus.jsonl"
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +138,7 @@ def grain() -> None:
             has_states = case["source"][0] not in STREAMS and "no_state" not in found
             if "error" in found or not has_states or not found["epochs"][0][0]:
                 continue  # epochs without batches are errors to Grain
-            dataset = Dataset(lambda case=case: build(case, Path(folder)).workers(0))
+            dataset = Dataset(partial(build, case, Path(folder)))
             tell(str(number), assert_equal_output_after_checkpoint, dataset)
 
 

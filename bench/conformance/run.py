@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -43,8 +44,7 @@ LOADER = {
     "torchdata/stateful_dataloader/__init__.py": "from torch_loader import *\n",
 }
 """What stands in torchdata's place."""
-SHOWN = 3
-"""Tests that the page names for each reason."""
+REASONS = HERE / "reasons.toml"
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,26 @@ class Suite:
 
 SUITES = {
     "torch": Suite(
-        "torch's `TestDataLoader`, torchdata's copy",
+        "torch: `TestDataLoader`, torchdata's copy",
         "torchdata",
         TORCHDATA,
         ("stateful_dataloader/test_dataloader.py::TestDataLoader",),
         tuple(LOADER.items()),
     ),
     "torchdata": Suite(
-        "torchdata's `test_state_dict.py`",
+        "torchdata: `test_state_dict.py`",
         "torchdata",
         TORCHDATA,
         ("stateful_dataloader/test_state_dict.py",),
         tuple(LOADER.items()),
     ),
-    "nodes": Suite("torchdata's `run_test_save_load_state`, six chains", "torchdata", TORCHDATA),
-    "grain": Suite("Grain's `assert_equal_output_after_checkpoint`, the corpus", "grain_chains"),
-    "dcp": Suite("`torch.distributed.checkpoint` of plain states, six chains", "torchdata"),
+    "nodes": Suite(
+        "nodes: torchdata's `run_test_save_load_state`, six chains", "torchdata", TORCHDATA
+    ),
+    "grain": Suite("grain: `assert_equal_output_after_checkpoint`, 232 chains", "grain_chains"),
+    "dcp": Suite("dcp: `torch.distributed.checkpoint` of plain states, six chains", "torchdata"),
     "lightning": Suite(
-        "Lightning's test of resumed loops",
+        "lightning: the test of resumed loops",
         "lightning",
         ("Lightning-AI/pytorch-lightning", "be98784a1a03581b7051a355ae1084fd352d7cea", "tests"),
         (
@@ -94,7 +96,7 @@ SUITES = {
         ),
     ),
     "accelerate": Suite(
-        "Accelerate's `StatefulDataLoaderTester`",
+        "accelerate: `StatefulDataLoaderTester`",
         "accelerate",
         ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "tests"),
         ("test_data_loader.py::StatefulDataLoaderTester",),
@@ -133,8 +135,8 @@ def rows_of(name: str, python: str, github: str, home: Path) -> Iterator[dict[st
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     if not suite.tests:
         command = [python, str(HERE / "chains.py"), name]
-        done = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE, text=True)
-        yield from map(json.loads, done.stdout.splitlines())
+        told = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE).stdout
+        yield from map(json.loads, told.splitlines())
         return
     found = home / f"{name}.xml"
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=90", "--tb=short"]
@@ -158,7 +160,7 @@ def rows_of(name: str, python: str, github: str, home: Path) -> Iterator[dict[st
 
 def reasons() -> list[dict[str, Any]]:
     """Return the entries of ``reasons.toml``: suite, tests (patterns), and why they fail."""
-    entries: list[dict[str, Any]] = tomllib.loads((HERE / "reasons.toml").read_text())["reason"]
+    entries: list[dict[str, Any]] = tomllib.loads(REASONS.read_text())["reason"]
     return entries
 
 
@@ -189,20 +191,23 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """Return what ``docs/tested.md`` says of the rows."""
-    lines = ["| tests | pass | fail | skipped |", "|---|---|---|---|"]
+    head = ["tests", "at", "pass", "fail", "skipped", "of other parts"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    others = tomllib.loads(REASONS.read_text())["other_parts"]
     for name, suite in SUITES.items():
         own = [row for row in rows if row["suite"] == name]
-        if own:
-            n = counts(own)
-            of = f"{n['passed']} of {n['passed'] + n['failed']}"
-            lines.append(f"| {suite.says} | {of} | {n['failed']} | {n['skipped']} |")
-    for name in SUITES:
-        for entry in (entry for entry in reasons() if entry["suite"] == name):
-            tests = [r["test"] for r in rows if is_told(entry, r) and r["outcome"] == "failed"]
-            told = ", ".join(f"`{test}`" for test in tests[:SHOWN])
-            more = f" and {len(tests) - SHOWN} more" if len(tests) > SHOWN else ""
-            why = " ".join(entry["why"].split())
-            lines += ["", f"- **{name}**, {len(tests)}: {why} ({told}{more})"]
+        loaders = [row for row in own if row["test"] not in others.get(name, [])]
+        n = counts(loaders)
+        of = f"{n['passed']} of {n['passed'] + n['failed']}"
+        at = suite.source[1][:7] if suite.source else "the package"
+        cells = [suite.says, at, of, n["failed"], n["skipped"], len(own) - len(loaders)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines.append("")
+    for entry in reasons():
+        failed = sum(is_told(entry, row) and row["outcome"] == "failed" for row in rows)
+        tests = ", ".join(f"`{test}`" for test in entry["tests"])
+        why = f"- {entry['suite']}, {failed}: {entry['why']} ({tests})"
+        lines.append(textwrap.fill(why, 118, subsequent_indent="  ", break_long_words=False))
     return "\n".join(lines) + "\n"
 
 

@@ -53,7 +53,7 @@ def test_where_numbers_tell_nothing_is_read_for_it() -> None:
 
     pipeline = stoker.from_dataset(Data(), seed=0).shuffle().batch(4).workers(0)
     pipeline.resume_at(249_998)
-    assert pipeline.state_dict()["yielded"] == 0  # not before it begins
+    assert pipeline.state_dict()["step"] == 0  # not before it begins
     iterator = iter(pipeline)
     assert len(iterator) == 2
     assert len(list(iterator)) == 2
@@ -312,7 +312,7 @@ def called_as(module: str, pipeline: stoker.Pipeline[Any]) -> Any:
 )
 def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> None:
     even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=2)
-    assert called_as(module, even.batch(4))["yielded"] == 0
+    assert called_as(module, even.batch(4))["step"] == 0
     for differing in (
         even.filter(lambda x: x % 3 > 0).batch(4).steps(2),
         stoker.from_arrays(np.arange(21), seed=0)
@@ -321,7 +321,7 @@ def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> No
     ):
         with pytest.raises(stoker.StateError, match="keeps the state of one rank for all"):
             called_as(module, differing)
-        assert differing.state_dict()["yielded"] == 0
+        assert differing.state_dict()["step"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -110,7 +110,7 @@ def others_go_on(folder: Path, kind: str, old: int, new: int) -> None:
     status, _ = ended(launched(folder, old, kind, "4", "[1, 10]"))
     assert status != 0
     state = json.loads((folder / "checkpoint.json").read_text())
-    assert all(each["yielded"] == 8 for each in (state if isinstance(state, list) else [state]))
+    assert all(each["step"] == 8 for each in (state if isinstance(state, list) else [state]))
     status, told = ended(launched(folder, new, kind, "4", "[-1, 0]"))
     assert status == 0, told
     assert f"with {new} rank{'s' * (new > 1)} instead of {old}" in told

@@ -19,7 +19,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
 from stoker.stages.stage import ChainView, StreamStage, Traits
-from strategies import signed
+from strategies import opened, signed
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def test_its_node_is_checked_when_a_state_is_loaded() -> None:
     with iter(pipeline) as batches:
         next(batches)
         state = pipeline.state_dict()
-    state["parts"] = [{**state["parts"][0], "output": -1}]
+    fields = opened(state)
+    fields["parts"] = [{**fields["parts"][0], "output": -1}]
     with pytest.raises(stoker.StateError, match=r"damaged.*output"):
-        build(0).load_state_dict(signed(state))
+        build(0).load_state_dict(signed(fields))

@@ -341,7 +341,7 @@ def test_a_killed_worker_is_told_and_leaves_nothing(busy: bool) -> None:
     if not busy:  # and the pipeline can go on from where it was
         state = pipeline.state_dict()
         pipeline.load_state_dict(state)
-        assert int(next(iter(pipeline))["id"][0]) == 4 * state["yielded"]
+        assert int(next(iter(pipeline))["id"][0]) == 4 * state["step"]
 
 
 def test_a_worker_that_exits_is_told() -> None:
@@ -393,7 +393,7 @@ def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     else:
         say("no interrupt")
     del batch
-    yielded = pipeline.state_dict()["yielded"]
+    yielded = pipeline.state_dict()["step"]
     for _ in pipeline:
         break
     del _

@@ -186,7 +186,8 @@ class EpochApi(Generic[T]):
                 "Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
-        return wrap_state(self._cursor.save())
+        chain = self.chain
+        return wrap_state(self._cursor.save(), chain.rank_world[0] if chain.ranks_differ else None)
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.
@@ -218,5 +219,4 @@ class EpochApi(Generic[T]):
         Raises StateError when the state belongs to another pipeline, seed or version; and where
         other ranks cannot go on in the middle of an epoch.
         """
-        states = saved if isinstance(saved, list) else [saved]
-        self._cursor.load([unwrap_state(one) for one in states], elastic=elastic)
+        self._cursor.load(unwrap_state(saved), elastic=elastic)

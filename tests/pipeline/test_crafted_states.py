@@ -171,7 +171,7 @@ def test_a_crafted_state_is_refused_or_the_run_is_right(spec: Spec, data: st.Dat
     assert len(rest) <= spec.outputs - yielded
     if not spec.filters and changed <= PLAIN | {"yielded"}:
         if yielded and not changed & {"seed", "epoch"}:
-            assert rest == whole[yielded :]
+            assert rest == whole[yielded:]
     elif not spec.filters:
         assert len(rest) == spec.outputs - yielded
 

@@ -232,7 +232,9 @@ def test_states_of_one_fit_the_other_where_the_source_is_not_compared(built: Bui
     made = replace(built, mixed=False).pipeline()
     own = replace(built, mixed=False).pipeline(own=True)
     saved, other = made.state_dict(), own.state_dict()
-    assert len(opened(saved)["pipeline"]) == len(opened(other)["pipeline"]) + 1  # two maps in place of one
+    assert (
+        len(opened(saved)["pipeline"]) == len(opened(other)["pipeline"]) + 1
+    )  # two maps in place of one
     assert opened(saved)["pipeline"][0].startswith("LmdbTable of ")
 
 

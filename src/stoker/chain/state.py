@@ -29,6 +29,7 @@ from stoker.echoing.stage import DEFAULT_POOL_BATCHES
 from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
 from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
+from stoker.engine.survivors import LOST
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.epoch_rest import EpochRest
@@ -320,7 +321,8 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         check_integer(state["uses"]),
         check_integer(state["fresh"], 0, examples),
         spent={
-            check_integer(int(a), 0, accounts): check_integer(n) for a, n in state["spent"].items()
+            check_integer(int(a), LOST, accounts): check_integer(n)
+            for a, n in state["spent"].items()
         },
         filtered=check_integer(state["filtered"]),
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if is_iterated else 0),

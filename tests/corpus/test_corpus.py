@@ -2,7 +2,8 @@
 
 Each line of ``corpus.jsonl`` is a case (``corpus_builder``), with digests of what it gave when it
 was written: of the batches of two epochs; or with the first line of its error. A change that moves
-one of them says why. A state in the middle of the first leads to the same tail. To write them anew::
+one of them says why. A state in the middle of the first epoch leads to the same tail. To write them
+anew::
 
     PYTHONPATH=tests:tests/corpus:tests/other_package python -m test_corpus
 """

@@ -29,6 +29,6 @@ def wrap_state(saved: dict[str, Any], rank: int | None) -> dict[str, Any]:
 
 
 def unwrap_state(saved: Any) -> Any:
-    """Return a state, or the list of all ranks', from what ``wrap_state`` made; others unchanged."""
+    """Return what ``wrap_state`` was given, or the list of all ranks' states; others unchanged."""
     own = saved.get(_NAME) if isinstance(saved, dict) else None
     return own[0] if isinstance(own, tuple) else saved

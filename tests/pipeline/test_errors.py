@@ -46,7 +46,7 @@ class Own(Exception):
         self.number, self.text, self.slot = number, text, 5
 
     def __reduce__(self) -> Any:
-        return Own, (self.number, self.text)
+        return type(self), (self.number, self.text)
 
 
 class Meta(abc.ABC, Own):
@@ -106,7 +106,7 @@ def test_a_stage_error_is_of_the_type_of_its_cause(what: str) -> None:
 def test_the_next_batch_follows_and_states_are_exact(
     spec: Spec, bad: Set[int], workers: tuple[int, str]
 ) -> None:
-    spec = replace(spec, source="dataset", max_errors=None)
+    spec = replace(spec, source="dataset", max_errors=0)
 
     def make(count: int = 0, kind: str = "thread") -> stoker.Pipeline:
         return built(spec, count, kind, Faulty(spec.examples, bad))
@@ -121,6 +121,8 @@ def test_the_next_batch_follows_and_states_are_exact(
             except StopIteration:
                 return found
             except OSError as error:
+                if hasattr(error, "__notes__"):  # of the first item, by which a pool is made
+                    raise
                 found.append(str(error))
             if states is not None:
                 states.append(through_json(pipeline.state_dict()))
@@ -129,7 +131,7 @@ def test_the_next_batch_follows_and_states_are_exact(
         states: list[Any] = []
         try:
             whole = taken(make(*workers), states)
-        except stoker.StageError:  # the first item, by which a pool is made
+        except stoker.StageError:
             return
         assert whole == taken(make())
         for number, state in enumerate(states, 1):
@@ -167,10 +169,10 @@ def test_what_is_lost_counts_as_skipped_in_states_too() -> None:
 
 
 def test_under_repeat_steps_count_what_is_lost() -> None:
-    train = stoker.from_arrays(np.arange(20), seed=0).map(failing).batch(4).repeat().steps(7)
+    train = stoker.from_arrays(np.arange(20), seed=0).map(failing).batch(4).repeat().steps(7).workers(0)
     found = []
     for _ in range(2):
-        batches = iter(train.workers(0) if not found else train)
+        batches = iter(train)
         while True:
             try:
                 found.append(next(batches).tolist()[0])

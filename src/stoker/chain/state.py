@@ -85,7 +85,7 @@ def write(
     ``Loaded``.
     """
     leg, outputs = position.leg, chain.steps
-    step = max(position.yielded + (0 if leg is None else leg.before.steps), skip)
+    step = position.yielded + (0 if leg is None else leg.before.steps)
     ended = bool(epoch and not step)
     if handed_out is not None:
         ended = bool(outputs and handed_out and not handed_out % outputs)

@@ -158,7 +158,8 @@ class StageError(StokerError):
     """
 
     def __new__(cls, stage: str, cause: BaseException, **where: Any) -> StageError:
-        return _bare(_class_for(type(cause)))
+        kind: Any = type(cause)
+        return _bare(_class_for(kind))
 
     def __init__(
         self,

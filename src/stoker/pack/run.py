@@ -135,8 +135,12 @@ def _write(
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-                is_ours = isinstance(error, OSError) and not isinstance(error, StokerError)
-                if is_ours and error.errno and error.filename is None:
+                if (
+                    isinstance(error, OSError)
+                    and not isinstance(error, StokerError)
+                    and error.errno
+                    and error.filename is None
+                ):
                     raise OSError(error.errno, os.strerror(error.errno), temporary) from error
                 raise
             yield PackedShard(name, position - first, nbytes, shard.fields)

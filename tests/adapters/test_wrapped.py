@@ -333,7 +333,8 @@ def test_a_loop_that_is_left_may_acknowledge_late_and_raises_what_is_its_own(lef
     for finished in (97, 98, 99):
         resumed = build()
         resumed.load_state_dict(through_json(pipeline.state_dict()))
-        assert resumed.state_dict()["step"] == finished
+        # The batch that failed is nobody's to acknowledge.
+        assert resumed.state_dict()["step"] == finished + (finished == 99 and left == "fails")
         if left != "fails":
             assert int(next(iter(resumed))[0]) == 4 * finished
         if finished < handed_out:

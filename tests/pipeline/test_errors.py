@@ -169,7 +169,8 @@ def test_what_is_lost_counts_as_skipped_in_states_too() -> None:
 
 
 def test_under_repeat_steps_count_what_is_lost() -> None:
-    train = stoker.from_arrays(np.arange(20), seed=0).map(failing).batch(4).repeat().steps(7).workers(0)
+    train = stoker.from_arrays(np.arange(20), seed=0).map(failing).batch(4).workers(0)
+    train = train.repeat().steps(7)
     found = []
     for _ in range(2):
         batches = iter(train)

@@ -21,6 +21,7 @@ what cannot stand together raises a ``CombinationError``, which is a ``ValueErro
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import os
 from collections.abc import Sequence
@@ -94,6 +95,14 @@ class UnlikeError(StokerError, ValueError):
         self.row = row
 
 
+class _Joined(type):
+    """The type of classes that are a ``StageError`` and of a user's type."""
+
+
+# Others' queues carry an error's class, too, such as those of a DataLoader's workers.
+copyreg.pickle(_Joined, lambda made: (_class_for, made.__bases__[1:]))
+
+
 @functools.cache
 def _class_for(kind: type[BaseException]) -> type[StageError]:
     """Return the class of a ``StageError`` that is also of this type, where there can be one."""
@@ -103,7 +112,7 @@ def _class_for(kind: type[BaseException]) -> type[StageError]:
         return StageError
     names = {"__module__": StageError.__module__, "__doc__": StageError.__doc__}
     try:
-        made: type[StageError] = type("StageError", (StageError, kind), names)
+        made: type[StageError] = _Joined("StageError", (StageError, kind), names)
         _bare(made)
     except Exception:  # a group, or a class that does not want heirs
         return StageError

@@ -95,14 +95,6 @@ class UnlikeError(StokerError, ValueError):
         self.row = row
 
 
-class _Joined(type):
-    """The type of classes that are a ``StageError`` and of a user's type."""
-
-
-# Others' queues carry an error's class, too, such as those of a DataLoader's workers.
-copyreg.pickle(_Joined, lambda made: (_class_for, made.__bases__[1:]))
-
-
 @functools.cache
 def _class_for(kind: type[BaseException]) -> type[StageError]:
     """Return the class of a ``StageError`` that is also of this type, where there can be one."""
@@ -112,8 +104,11 @@ def _class_for(kind: type[BaseException]) -> type[StageError]:
         return StageError
     names = {"__module__": StageError.__module__, "__doc__": StageError.__doc__}
     try:
-        made: type[StageError] = _Joined("StageError", (StageError, kind), names)
+        meta: Any = type("Meta", (type(kind),), {})
+        made: type[StageError] = meta("StageError", (StageError, kind), names)
         _bare(made)
+        # Others' queues carry an error's class, too, such as those of a DataLoader's workers.
+        copyreg.pickle(meta, lambda _: (_class_for, (kind,)))
     except Exception:  # a group, or a class that does not want heirs
         return StageError
     return made

@@ -27,8 +27,9 @@ Results::
     DataLoader, BatchSampler   358.3  8.18 (5.26 .. 9.54)
     [end]
 
-Caveats: ten other programs ran beside it, so the ratios are wide, and torch's threads waited for each
-other; alone on two cores direct indexing took 20 to 50 ms, and stoker 30 to 40.
+Caveats: other work ran beside it (a load average of 9), so the ratios are wide, and torch's threads
+waited for each other. An earlier run alone on two cores took 20 to 50 ms by direct indexing, 30 to 40
+by stoker.
 """
 
 from __future__ import annotations

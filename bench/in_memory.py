@@ -28,8 +28,8 @@ Results::
     [end]
 
 Caveats: other work ran beside it (a load average of 9), so the ratios are wide, and torch's threads
-waited for each other. An earlier run alone on two cores took 20 to 50 ms by direct indexing, 30 to 40
-by stoker.
+waited for each other. An earlier run alone on two cores took 20 to 50 ms by direct indexing, 30 to
+40 by stoker.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
+from stoker.sources.origin import IndexedSource
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
@@ -542,8 +543,9 @@ class Pipeline(EpochApi[T]):
     def sizes(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
-        For ``batch_by_tokens``, ``bucket`` and ``balance``; save the result. Maps and caches of
-        this pipeline come first; its order, parts and batches do not count.
+        For ``batch_by_tokens``, ``bucket``, ``balance`` and ``mix(by=)``; save the result. Maps and
+        caches of this pipeline come first; its order, parts and batches do not count. Of documents
+        of token files lengths are known: nothing is read.
 
         Args:
             fn: called as ``fn(x)`` with each example; returns a number.
@@ -551,7 +553,12 @@ class Pipeline(EpochApi[T]):
         Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
         Raises ValueError after ``filter``, ``echo`` or ``random_map``, and over a stream.
         """
-        batches: Any = Pipeline[Any](self.chain.for_measuring()).map(fn).batch(MEASURED)
+        chain = self.chain.for_measuring()
+        if fn is len and not chain.stages and isinstance(chain.source, IndexedSource):
+            known = chain.source.lengths()
+            if known is not None:
+                return known.copy()
+        batches: Any = Pipeline[Any](chain).map(fn).batch(MEASURED)
         return measured(list(batches))
 
     def echo(

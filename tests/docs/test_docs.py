@@ -27,7 +27,8 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "changelog.md"),
 ]
 ABOUT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")]
-RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))  # their Python runs in test_recipes.py
+# Their Python runs in test_recipes.py and test_language.py.
+RECIPES = sorted([*(ROOT / "docs").glob("recipes/*.md"), *(ROOT / "docs").glob("language/*.md")])
 RUN_LIMIT_S = 240
 
 _BLOCK = re.compile(

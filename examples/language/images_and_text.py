@@ -47,11 +47,12 @@ def collate(examples):
     return {"tokens": padded, "patches": np.concatenate(patches), "patch_lengths": lengths}
 
 
-examples = stoker.from_jsonl("captions.jsonl", seed=0).map(prepare)
 train = (
-    examples.shuffle()
+    stoker.from_jsonl("captions.jsonl", seed=0)
+    .shuffle()
     .shard()
-    .batch_by_tokens(COST, examples.sizes(cost), padded=False, collate=collate)
+    .map(prepare)
+    .batch_by_tokens(COST, cost, padded=False, collate=collate)
     .repeat()
     .steps(SAVE_EVERY)
     .to_torch(device)

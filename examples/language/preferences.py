@@ -15,7 +15,7 @@ from stoker.collate import pad
 STEPS = 2_000
 SAVE_EVERY = 100  # steps
 TOKENS = 8_192  # in a batch of each rank: pairs times the longest, with padding
-LENGTH = 1_024  # of prompt and answer; longer pairs are left out
+LENGTH = 1_024  # of prompt and answer; longer ones are cut
 VOCABULARY = 257  # bytes, and the end of an answer
 WIDTH = 256
 LAYERS = 4
@@ -32,21 +32,20 @@ def pair(row):
     """Return prompts with answers, and where the answers begin."""
     prompt = encode(row["prompt"])
     answers = [np.append(encode(row[which]), 256) for which in ("chosen", "rejected")]
-    chosen, rejected = (np.concatenate([prompt, answer]) for answer in answers)
+    chosen, rejected = (np.concatenate([prompt, answer])[:LENGTH] for answer in answers)
     return {"chosen": chosen, "rejected": rejected, "start": len(prompt)}
 
 
-def longer(tokens):
-    return max(len(tokens["chosen"]), len(tokens["rejected"]))
+def longer(row):
+    return max(len(row["chosen"]), len(row["rejected"]))
 
 
-pairs = stoker.from_jsonl("pairs.jsonl", seed=0).map(pair)
-sizes = pairs.sizes(longer)  # one pass, now: save them if there are many
 train = (
-    pairs.select(sizes <= LENGTH)
+    stoker.from_jsonl("pairs.jsonl", seed=0)
     .shuffle()
     .shard()
-    .batch_by_tokens(TOKENS, sizes, collate=pad(0, on=["chosen", "rejected"]))
+    .map(pair)
+    .batch_by_tokens(TOKENS, longer, collate=pad(0, on=["chosen", "rejected"]))
     .repeat()
     .steps(SAVE_EVERY)
     .to_torch(device)

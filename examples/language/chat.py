@@ -78,8 +78,7 @@ class Model(nn.Module):
 
     def forward(self, batch):
         tokens, labels = batch["tokens"].values, batch["labels"].values
-        logits = self.decoder(self.decoder.embed(tokens[:, :-1]))
-        return next_token_loss(logits, labels[:, 1:])
+        return next_token_loss(self.decoder(self.decoder.embed(tokens)), labels)
 
 
 fit(Model(), train, STEPS)

@@ -76,8 +76,7 @@ class Model(nn.Module):
         hidden = hidden.masked_scatter((tokens == IMAGE)[:, :, None], seen)
         places = torch.arange(tokens.shape[1], device=device)
         is_text = (tokens != IMAGE) & (places < batch["tokens"].lengths[:, None])
-        targets = torch.where(is_text, tokens, -100)
-        return next_token_loss(self.decoder(hidden[:, :-1]), targets[:, 1:])
+        return next_token_loss(self.decoder(hidden), torch.where(is_text, tokens, -100))
 
 
 fit(Model(), train, STEPS)

@@ -48,8 +48,22 @@ class Decoder(nn.Module):
         return self.head(self.layers(hidden, mask=mask))
 
 
-def next_token_loss(logits, targets):
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+def next_token_loss(logits, labels):
+    """Return the mean loss; labels are the tokens, or -100 for those that are not learned."""
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+class LanguageModel(nn.Module):
+    """A model of packed sequences, in which no token is a target of another document."""
+
+    def __init__(self, vocabulary, width, layers, length):
+        super().__init__()
+        self.decoder = Decoder(vocabulary, width, layers, length)
+
+    def forward(self, batch):
+        tokens, segments, positions = batch
+        logits = self.decoder(self.decoder.embed(tokens), segments, positions)
+        return next_token_loss(logits, torch.where(positions > 0, tokens, -100))
 
 
 def fit(model, train, steps):

@@ -25,7 +25,6 @@ from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
-from stoker.sources.origin import IndexedSource
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
@@ -553,13 +552,11 @@ class Pipeline(EpochApi[T]):
         Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
         Raises ValueError after ``filter``, ``echo`` or ``random_map``, and over a stream.
         """
-        chain = self.chain.for_measuring()
-        if fn is len and not chain.stages and isinstance(chain.source, IndexedSource):
-            known = chain.source.lengths()
-            if known is not None:
-                return known.copy()
+        if fn is len and (known := self.chain.lengths()) is not None:
+            return known.copy()
         # Each of several ranks measures all, which is meant.
-        whole = chain.with_inserted({0: lambda _: Shard.of(0, 1, None, None, "drop", None)})
+        alone = Shard.of(0, 1, None, None, "drop", None)
+        whole = self.chain.for_measuring().with_inserted({0: lambda _: alone})
         batches: Any = Pipeline[Any](whole).map(fn).batch(MEASURED)
         return measured(list(batches))
 

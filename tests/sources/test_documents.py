@@ -166,3 +166,11 @@ def test_what_is_no_file_of_documents(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes((tmp_path / "c.bin").read_bytes()[:-2])
     with pytest.raises(ValueError, match="its header says 3 tokens"):
         stoker.from_tokens(str(tmp_path / "c.bin"), separator=EOT)
+
+
+def test_a_mixture_knows_the_lengths_of_its_parts(tmp_path: Path) -> None:
+    path, sizes = corpus(tmp_path)
+    part = stoker.from_tokens(path, dtype="uint16", separator=EOT).shuffle()
+    assert stoker.mix([part, part]).sizes().tolist() == sizes * 2
+    with pytest.raises(ValueError, match="measure its parts"):
+        stoker.mix([part.map(np.negative), part]).sizes()

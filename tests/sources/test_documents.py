@@ -142,7 +142,7 @@ def test_what_is_no_file_of_documents(tmp_path: Path) -> None:
         (path, {"dtype": "uint16", "separator": "7"}, TypeError, "a whole number"),
         (path, {"separator": 7}, TypeError, "what are the tokens"),
         (path, {"dtype": "uint16", "stride": 7}, TypeError, "give their length"),
-        (index, {"separator": 7}, ValueError, "remove dtype= and separator="),
+        (index, {"separator": 7}, ValueError, "leave length and separator out"),
         (index, {"length": 1, "dtype": "uint8"}, ValueError, "Megatron's index"),
         ([index, path], {}, TypeError, "what are the tokens"),
     ]
@@ -152,6 +152,7 @@ def test_what_is_no_file_of_documents(tmp_path: Path) -> None:
     whole = (tmp_path / "a.idx").read_bytes()
     for content, says in [
         (whole[:40], "truncated"),
+        (whole[:20], "truncated"),
         (whole[:9] + b"\2" + whole[10:], "no index"),
         (whole[:34] + struct.pack("<i", 9) + whole[38:], "does not fit"),
         (whole[:34] + struct.pack("<i", 1) + whole[38:], "has no documents"),

@@ -38,7 +38,8 @@ class DocumentSource(RangedFiles):
     Documents of a single token, as of a separator alone, are left out.
 
     Args:
-        paths, options, dtype: as in ``TokenSource``; or paths of Megatron's ``.idx`` files.
+        paths, options, dtype: as in ``TokenSource``; or paths of Megatron's ``.idx`` files, which
+            tell their dtype.
         separator: the token that ends a document; the last one of a file may lack it.
 
     Raises as ``TokenSource``; also ValueError without documents, and where nothing says their ends.
@@ -59,8 +60,8 @@ class DocumentSource(RangedFiles):
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
 
         def look(file: PartialFile) -> tuple[TokenFile, Bounds] | _Index:
-            if file.path.endswith(".idx"):
-                return _read_index(file, is_told=dtype is not None or separator is not None)
+            if file.path.endswith(".idx") and separator is None:
+                return _read_index(file)
             found = token_file(file, dtype)
             return found, _split(file, found, separator)
 
@@ -155,20 +156,13 @@ def _split(file: PartialFile, found: TokenFile, separator: int | None) -> Bounds
     return np.append(np.concatenate(bounds), found.tokens)
 
 
-def _read_index(file: PartialFile, *, is_told: bool) -> _Index:
+def _read_index(file: PartialFile) -> _Index:
     """Read Megatron's index: header, sequences' lengths and offsets, documents' first sequences."""
-    if is_told:
-        raise ValueError(
-            f"from_tokens: {file.path} tells the dtype, and where documents end: remove dtype= and "
-            "separator="
-        )
-    size = file.version.size_bytes
-    head = file.read(0, min(_HEAD.size, size)).ljust(_HEAD.size, b"\0")
-    magic, version, code, sequences, count = _HEAD.unpack(head)
+    magic, version, code, sequences, count = _HEAD.unpack(file.read(0, _HEAD.size))
     if magic != MEGATRON or version != 1 or code not in _DTYPES:
         raise ValueError(f"{file.path} is no index of token files as Megatron writes it")
     behind = _HEAD.size + 12 * sequences  # int32 and int64 for each
-    if size < behind + 8 * count:
+    if file.version.size_bytes < behind + 8 * count:
         raise ValueError(f"{file.path} is truncated")
     lengths = np.frombuffer(file.read(_HEAD.size, 4 * sequences), "<i4")
     ends = np.append(np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))

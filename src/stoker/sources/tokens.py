@@ -53,7 +53,7 @@ _OTHER_KINDS = {
     b"\x28\xb5\x2f\xfd": "compressed (zstd)",
     b"\xfd7zXZ\x00": "compressed (xz)",
     b"BZh91AY&SY": "compressed (bzip2)",
-    MEGATRON: "Megatron's index (leave length out, or give its .bin file)",
+    MEGATRON: "Megatron's index (leave length and separator out, or give its .bin file)",
 }
 _HEAD_BYTES = 12
 

@@ -402,7 +402,7 @@ class Chain:
 
     @property
     def may_leave_out(self) -> bool:
-        """Whether filters, skip budgets or packing may reduce the number of examples."""
+        """Whether filters, ``max_errors=`` or packing may reduce the number of examples."""
         each = [stage.traits for stage in self.stages]
         return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
 

@@ -81,7 +81,7 @@ class Sift:
     """The layer that drops outputs of the segment before it: by filters, or as skips.
 
     Attributes:
-        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
+        budgets: what ``max_errors=`` allows, by account: 0 is the pipeline's, others are stages'.
         on_device: whether it comes after ``.to_torch(device)``.
         at: its place among the layers.
     """

@@ -245,8 +245,8 @@ class Shard(ChainStage):
                 "sequences differs between ranks: end epochs with .steps(n)"
             )
         raise CombinationError(
-            ".shard() gives every rank equally many steps, but filters, scans and skip "
-            "budgets may leave them unequal: leave examples out before sharding "
+            ".shard() gives every rank equally many steps, but filters, scans and "
+            "max_errors= may leave them unequal: leave examples out before sharding "
             "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
             ".shard(remainder='uneven') and torch's Join"
         )

@@ -297,7 +297,7 @@ def followed(stages: Iterable[ChainStage], by: Iterable[ChainStage]) -> tuple[Ch
 
 
 def not_known() -> TypeError:
-    """Return the error of a count that filters, scans, skip budgets and packing leave open."""
+    """Return the error of a count that filters, scans, ``max_errors=`` and packing leave open."""
     return TypeError(
         "the number of batches is not known: examples may be filtered, skipped, dropped or packed; "
         ".steps(n) ends an epoch after n"

@@ -71,7 +71,11 @@ def fit(model, train, steps):
 
     As many ranks as there are now load what any number of ranks saved.
     """
-    model = nn.parallel.DistributedDataParallel(model.to(device))
+    _fit(nn.parallel.DistributedDataParallel(model.to(device)), train, steps)
+    dist.destroy_process_group()  # behind the model's end: gloo may hang if it ends first
+
+
+def _fit(model, train, steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     saved = sorted(glob.glob("checkpoint-*/.metadata"))  # which is written last
     if saved:
@@ -90,4 +94,3 @@ def fit(model, train, steps):
         dcp.save(parts, checkpoint_id=f"checkpoint-{train.counts.steps:09}")
         if RANK == 0:
             print(f"step {train.counts.steps}: loss {loss.item():.3f}", flush=True)
-    dist.destroy_process_group()

@@ -282,6 +282,17 @@ def test_measure_asks_all_examples_in_order() -> None:
             wrong.sizes(int)
 
 
+def test_each_rank_measures_all_examples_which_nobody_warns_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.distributed.unsharded._ranks", lambda: 2)
+    monkeypatch.setattr("stoker.distributed.unsharded._warned", set())
+    train = stoker.from_arrays(np.arange(50), seed=1).map(int)
+    assert train.sizes(int).tolist() == list(range(50))
+    with pytest.warns(UserWarning, match="each of 2 ranks iterates over all"):
+        list(train)
+
+
 def test_a_function_measures_all_examples_first() -> None:
     data = [np.arange(n % 9 + 1) for n in range(60)]
     lengths = [len(each) for each in data]

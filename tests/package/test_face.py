@@ -355,9 +355,9 @@ def test_torch_s_distributed_checkpoints(kind: str, as_dict: bool, tmp_path: Any
         with iter(pipeline) as batches:
             for _ in range(step):
                 next(batches)
-            saved = {"loader": pipeline.state_dict() if as_dict else pipeline}
+            saved: dict[str, Any] = {"loader": pipeline.state_dict() if as_dict else pipeline}
             dcp.save(saved, checkpoint_id=tmp_path / f"{step}")
-        loaded = {"loader": resumed.state_dict() if as_dict else resumed}
+        loaded: dict[str, Any] = {"loader": resumed.state_dict() if as_dict else resumed}
         dcp.load(loaded, checkpoint_id=tmp_path / f"{step}")
         if as_dict:
             resumed.load_state_dict(loaded["loader"])

@@ -84,6 +84,7 @@ def test_a_row_that_cannot_be_read_fails_its_own_batch(bad: int, workers: int) -
         if number == bad // 5:
             with pytest.raises(OSError, match="OSError: disk") as caught:
                 next(batches)
+            assert isinstance(caught.value, stoker.StageError)
             assert caught.value.index == bad
         else:
             assert next(batches)[:, 1].tolist() == list(range(5 * number, 5 * number + 5))

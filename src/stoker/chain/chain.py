@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stoker.basics import resources
+from stoker.basics.compact_integers import LARGEST
 from stoker.basics.validate import is_whole_number
 from stoker.engine.flow import Flow
 from stoker.engine.orders import Orders
@@ -271,7 +272,7 @@ class Chain:
             selection = stage.select(selection)
         group = 1 if batch is None else batch.n
         selection = replace(selection.in_batches(group), leg=self.leg)
-        rules = (stage.batch_rule for stage in self.stages)
+        rules = (stage.batch_rule for stage in reversed(self.stages))
         rule = next((rule for rule in rules if rule is not None), None)
         return Orders(self.indexed, selection, group, rule)
 
@@ -397,7 +398,8 @@ class Chain:
     def may_leave_out(self) -> bool:
         """Whether filters, skip budgets or packing may reduce the number of examples."""
         each = [stage.traits for stage in self.stages]
-        return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
+        joins = self.packs and not self.orders.packs
+        return self.budget != RAISE or joins or any(t.filters or t.skips for t in each)
 
     @property
     def ranks_differ(self) -> bool:
@@ -425,8 +427,8 @@ class Chain:
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches are planned, so that others go together than follow each other, and
-        epochs may differ in their number."""
+        """Whether batches, or packed sequences, are planned, so that others go together than follow
+        each other, and epochs may differ in their number."""
         return self.orders.rule is not None
 
     def cuts(self, epoch: int) -> PlannedBounds | None:
@@ -454,7 +456,8 @@ class Chain:
         if not fresh or world == 1 or not self.plans_batches:
             return Counts(world * fresh, world * uses, outputs)
         of_all = self.orders.cuts(self.seed, epoch).of_all(fresh)
-        return Counts(of_all, of_all if self.echo is None else world * uses, outputs)
+        are_uses = self.echo is None and not self.packs
+        return Counts(of_all, of_all if are_uses else world * uses, outputs)
 
     def examples(self, epoch: int = 0) -> int:
         """Return this rank's fresh examples (of a loader, batches). Raises TypeError if unknown."""
@@ -465,6 +468,8 @@ class Chain:
         """Return the most fresh examples that this rank can have in an epoch."""
         if not self.plans_batches:
             return self.source.examples(self.selection)
+        if self.packs:  # pieces of documents
+            return LARGEST
         # All ranks together have no more.
         return self.source.examples(self.selection.of_all_ranks())
 
@@ -517,7 +522,7 @@ class Chain:
             counts[at] = count
             traits = self.stages[at].traits
             try:
-                if cuts is not None and traits.batches:
+                if cuts is not None and self.stages[at].batch_rule is not None:
                     count = cuts.batches
                 elif not traits.selects and (with_echo or not traits.repeats):
                     count = self.stages[at].count(count)

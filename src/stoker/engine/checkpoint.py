@@ -20,6 +20,7 @@ that state; there are no nodes, and pools begin empty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -63,12 +64,14 @@ class ReadSoFar(NamedTuple):
     Attributes:
         rows: the number of inputs that were read whole.
         sequences: the number of full sequences made of them, 0 if none are joined.
-        offset: how many tokens of the next input are in these.
+        offset: how many tokens of the next input are in these, or of the first that waits.
+        waiting: the numbers of inputs before ``rows`` of which nothing else is in these.
     """
 
     rows: int
     sequences: int = 0
     offset: int = 0
+    waiting: Sequence[int] = ()
 
 
 @dataclass

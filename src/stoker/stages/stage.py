@@ -23,6 +23,7 @@ from stoker.engine.setup import StreamContext
 from stoker.engine.skip import Budget
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.epoch_rest import EpochRest
+from stoker.schedule.packing import PackRule
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import SourceBase, UserObject
 
@@ -196,8 +197,8 @@ class ChainStage(ABC):
         return selection
 
     @property
-    def batch_rule(self) -> BatchRule | None:
-        """How it plans batches; None if it does not."""
+    def batch_rule(self) -> BatchRule | PackRule | None:
+        """How it plans batches, or packed sequences; None if it does not."""
         return None
 
     @property

@@ -300,5 +300,7 @@ def test_global_batches_are_the_same_for_any_ranks_where_lengths_are_known(
 ) -> None:
     build = planned(kind, 150, fit, balanced=balanced)
     alone = global_batches(planned(kind, 150, fit), [(1, None)], 12)
-    assert global_batches(build, [(4, 2), (2, 1), (3, 3), (6, None)], 12) == alone
+    found = global_batches(build, [(4, 2), (2, 1), (3, 3), (6, None)], 12)
+    assert found[:-1] == alone[:-1]
+    assert {*found[-1]} <= {*alone[-1]}  # of the last step, equally many for each rank
     assert len(alone) > 8

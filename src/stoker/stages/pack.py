@@ -152,8 +152,8 @@ class Pack(StreamStage):
             bounds.most, bounds.exact = LARGEST, None
             return start
         assert bounds.cuts is not None
-        if (start.input, start.offset) != (bounds.cuts.start(start.number), 0):
-            raise ValueError("a sequence begins elsewhere")
+        if start.input or start.offset:
+            raise ValueError("where a planned sequence begins is in the plan")
         bounds.most = bounds.exact = bounds.cuts.batches
         bounds.cuts = None
         return start
@@ -202,7 +202,7 @@ class PackStart(Node, tag=Pack.kind, omit_defaults=True):
     """The start of a full sequence.
 
     Attributes:
-        number: its number, from 0.
+        number: its number, from 0; of one that was planned, nothing else is told.
         input: the number of the first input that it did not look at, or that has its first token.
         offset: how many tokens of the first input that waits, or of that one, come before it; of an
             input that earlier ranks have begun, of those that they left.
@@ -520,8 +520,10 @@ class PlannedStream(PackedStream):
         self._failure: Failure | None = None  # in it
 
     def resume_point(self, number: int) -> tuple[PackStart, int]:
-        start = self._plan.cuts.start(number)
-        return PackStart(number, start, 0), start
+        return PackStart(number, 0, 0), self._plan.cuts.start(number)
+
+    def _go_to(self, start: PackStart) -> int:
+        return self._plan.cuts.start(start.number)
 
     def _place(self, number: int) -> int:
         return int(self._plan.numbers[number])

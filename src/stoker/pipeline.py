@@ -428,13 +428,13 @@ class Pipeline(EpochApi[T]):
     @overload
     def pack(
         self, length: int, *, fields: None = None, fit: Literal["split", "best"] = "split",
-        window: int = 256, sizes: Any = None, labels: None = None,
+        window: int = 1024, sizes: Any = None, labels: None = None,
     ) -> Pipeline[Packed]: ...  # fmt: skip
 
     @overload
     def pack(
         self, length: int, *, fields: str | int | Sequence[str | int],
-        fit: Literal["split", "best"] = "split", window: int = 256, sizes: Any = None,
+        fit: Literal["split", "best"] = "split", window: int = 1024, sizes: Any = None,
         labels: str | int | None = None,
     ) -> Pipeline[dict[Any, Any]]: ...  # fmt: skip
 
@@ -444,7 +444,7 @@ class Pipeline(EpochApi[T]):
         *,
         fields: str | int | Sequence[str | int] | None = None,
         fit: Literal["split", "best"] = "split",
-        window: int = 256,
+        window: int = 1024,
         sizes: Any = None,
         labels: str | int | None = None,
     ) -> Pipeline[Any]:

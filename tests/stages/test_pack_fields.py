@@ -51,27 +51,40 @@ def is_even(example: Any) -> bool:
 
 
 def best_fit(numbers: list[int], sizes: list[int], length: int, window: int) -> Any:
-    """Pack documents, the slow way: of each sequence the pieces ``(number, start, stop)``."""
-    coming = [n for n in numbers if sizes[n]]
-    waiting: list[int] = []
-    skip, packs = 0, []
+    """Pack documents, the slow way: of each sequence the pieces ``(place, start, stop)``."""
+    coming = [(place, at, min(at + length, sizes[n])) for place, n in enumerate(numbers)
+              for at in range(0, sizes[n], length)]  # fmt: skip
+    waiting: list[Any] = []
+    packs, behind = [], 0
     while coming or waiting:
-        while coming and len(waiting) < window:
-            waiting.append(coming.pop(0))
-        oldest = waiting[0]
-        stop = min(sizes[oldest], skip + length)
-        pack, room = [(oldest, skip, stop)], length - (stop - skip)
-        skip = stop
-        if stop == sizes[oldest]:
-            skip = 0
-            waiting.remove(oldest)
-            while fitting := [n for n in waiting if sizes[n] <= room]:
-                largest = max(fitting, key=lambda n: (sizes[n], -waiting.index(n)))
-                waiting.remove(largest)
-                pack.append((largest, 0, sizes[largest]))
-                room -= sizes[largest]
-        packs.append(sorted(pack, key=lambda piece: numbers.index(piece[0])))
-    return packs
+        while coming and len({place for place, _, _ in waiting}) < window:
+            behind = coming[0][0] + 1
+            waiting += [piece for piece in coming if piece[0] == coming[0][0]]
+            coming = [piece for piece in coming if piece not in waiting]
+        made: list[list[Any]] = []
+        for piece in sorted(waiting, key=lambda piece: piece[1] - piece[2]):
+            size = piece[2] - piece[1]
+            fitting = [pack for pack in made if room(pack, length) >= size]
+            pack = min(fitting, key=lambda pack: room(pack, length), default=None)
+            if pack is None:
+                made.append(pack := [])
+            pack.append(piece)
+        made.sort(key=lambda pack: room(pack, length))
+        is_last = len({place for place, _, _ in waiting}) < window
+        oldest = max(min(waiting)[0] + 1, behind - 3 * window)
+        whole = [pack for pack in made if pack[0][2] < sizes[numbers[pack[0][0]]]]
+        old = [pack for pack in made if min(pack)[0] < oldest and pack not in whole]
+        others = [pack for pack in made if pack not in whole and pack not in old]
+        if not is_last:
+            others = others[: max(0, len(made) // 2 - len(whole) - len(old))]
+        taken = [*whole, *others, *old]
+        packs += [sorted(pack) for pack in taken]
+        waiting = [piece for piece in waiting if not any(piece in pack for pack in taken)]
+    return [[(numbers[place], start, stop) for place, start, stop in pack] for pack in packs]
+
+
+def room(pack: list[Any], length: int) -> int:
+    return length - sum(stop - start for _, start, stop in pack)
 
 
 def check_joined(packed: dict[str, Any], pieces: Any, length: int) -> None:

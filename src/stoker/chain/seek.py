@@ -7,8 +7,9 @@ batch size differs, a new leg begins (``schedule.epoch_rest``): a row of the unr
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,15 +195,14 @@ def _place_of(loaded: Loaded) -> tuple[int, int, int]:
 
 class _RankProgress(NamedTuple):
     """The rows that a rank had read, the items of them that its pool holds, or that wait to be
-    packed, and the full sequences that it packed; of the first unread row, ``offset`` tokens are in
-    these."""
+    packed, and the full sequences that it packed; of unread rows, ``offsets`` tokens are in these."""
 
     rows: int
     ordinals: NDArray[np.int64] = np.empty(0, np.int64)
     remaining: NDArray[np.int64] = np.empty(0, np.int64)
     spent: NDArray[np.int64] = np.empty(0, np.int64)
     sequences: int = 0
-    offset: int = 0
+    offsets: Mapping[int, int] = MappingProxyType({})
 
 
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSize, int]:
@@ -397,15 +397,14 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
     told = [read for each in nodes if (read := each.read_so_far()) is not None]
     if told:  # the inputs of the first are rows of the source; one at most joins sequences
         packed = max(told, key=lambda read: (len(read.waiting), read.sequences))
+        number_of = (node if isinstance(node, FilterRecord) else FilterRecord()).number_of
+        offsets = {number_of(at): offset for at, offset in packed.offsets.items()}
         rows, waiting = told[0].rows, as_array(range(0))
         if packed.waiting:  # of what follows the oldest of these some was handed out
-            drops = node if isinstance(node, FilterRecord) else FilterRecord()
-            rows, *rest = map(drops.number_of, (packed.rows, *packed.waiting))
-            waiting = np.array(rest, np.int64)
+            rows = number_of(packed.rows)
+            waiting = np.array([*map(number_of, packed.waiting)], np.int64)
         nothing = np.zeros_like(waiting)
-        return _RankProgress(
-            rows, waiting, nothing, nothing, packed.sequences, sum(read.offset for read in told)
-        )
+        return _RankProgress(rows, waiting, nothing, nothing, packed.sequences, offsets)
     layer = by.flow.echo
     if not isinstance(node, PoolStart) or layer is None or layer.stage.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
@@ -430,7 +429,7 @@ def _unread(
     rows, group = [left.rows for left in each], by.batch_size
     head = 0 if position.leg is None else position.leg.head_each
     # Up to here some rank had read of the row. What is begun is returned by its place.
-    ahead = max(0, max(left.rows + (left.offset > 0) for left in each) - head)
+    ahead = max(0, max(left.rows + (left.rows in left.offsets) for left in each) - head)
     share = selection.share
     deals_by_example = share is not None and share.costs is not None
     if deals_by_example or by.source.has_own_order:
@@ -448,10 +447,9 @@ def _unread(
             of_rank_selection = replace(of_rank_selection, drawing=None)
         order = indexed.order(of_rank_selection, first.seed, first.epoch, group)
         places.append(as_array(order.places(left.ordinals)))
-        if left.offset:
-            row = int(left.ordinals[0]) if len(left.ordinals) else left.rows
+        for row, offset in left.offsets.items():
             (place,) = as_array(order.places(range(row, row + 1))).tolist()
-            begun[place] = left.offset
+            begun[place] = offset
         if not selection.has_runs:
             unread.append(as_array(order.places(range(left.rows, head + ahead))))
     if selection.has_runs:

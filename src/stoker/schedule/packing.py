@@ -1,6 +1,6 @@
 """Which documents a full sequence has, decided by their lengths alone.
 
-``BestFit`` packs documents as they come, among a window of those that wait. A ``PackRule`` does so
+``BestFit`` packs documents as they come, among a window of them. A ``PackRule`` does so
 ahead of an epoch, where the lengths are known: for all ranks together, so that each sequence has a
 number of its own, whatever the number of ranks. ``PackedSharding`` deals the sequences, and with
 them the rows that a rank reads: a row for each piece of a document.
@@ -9,8 +9,7 @@ them the rows that a rank reads: a row for each piece of a document.
 from __future__ import annotations
 
 import bisect
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,62 +21,119 @@ from stoker.schedule.costs import Costs
 from stoker.schedule.orders.order import Places, as_array
 from stoker.schedule.sharding import EpochIndices, balanced
 
+# The age in windows at which a document waits no longer: it bounds what a resume reads again, and
+# costs 0.1 % of padding at most (bench/padding.py, 1,024 documents).
+_OLD = 3
+_ALL = 1 << 60
+
 Numbers = NDArray[np.int64]
 Piece = tuple[int, int, int]
 """A part of a document: the document's number, the first token, and the one behind the last."""
 
 
 class BestFit:
-    """Packs documents by best fit within a window.
+    """Packs documents by best fit decreasing, among a window of those that wait.
 
-    A sequence begins with the oldest document of the window. Then come those that fit best, the
-    largest first, of equal ones the oldest. So none waits for more than ``window`` sequences. Only
-    what is longer than a sequence is split: sequences of its own, and a rest.
+    Once ``window`` documents wait, all are packed, the largest first, each where it leaves the
+    least room. Then the fuller half of the sequences is due; the documents of the others wait for
+    the next ones. Those that are three windows old, or the oldest, are due as well, and last. What
+    is longer than a sequence is split into full ones, and a rest.
+
+    Whole sequences that are taken out change nothing of how the other documents are packed. So
+    these documents, and the number of sequences that are due, tell the rest.
 
     Args:
         length: of a sequence, in tokens.
-        window: the number of documents that wait before a sequence is made.
+        window: the number of documents.
 
     Attributes:
-        waiting: the sizes of those that wait, by number; the oldest first.
-        skip: how many tokens of the oldest are in sequences.
+        waiting: the sizes of documents that were packed, and wait, by number; the oldest first.
+        begun: how many tokens of these are in sequences that were taken, if any are.
+        end: the number of the first document behind all that were packed.
     """
 
     def __init__(self, length: int, window: int) -> None:
         self._length, self._window = length, window
-        self.waiting: OrderedDict[int, int] = OrderedDict()
-        self.skip = 0
-        self._by_size: list[tuple[int, int]] = []  # and by number, the newest first
+        self.waiting, self.begun, self.end = dict[int, int](), dict[int, int](), 0
+        self._fresh: dict[int, int] = {}  # not packed yet
+        self._behind = 0  # the number of the next document
+        self._due: list[list[Piece]] = []  # the next one is last
+        self._pace = 0.0  # as fresh ones come, so that these are not all handed out at once
+        self._taken = 0
+
+    @property
+    def due(self) -> int:
+        """How many sequences are due."""
+        return len(self._due)
+
+    @property
+    def untouched(self) -> int:
+        """How many documents wait of which nothing was taken."""
+        return len(self.waiting) + len(self._fresh) - len(self.begun)
 
     def add(self, number: int, size: int) -> None:
         """Add a document behind all others; an empty one is left out."""
         if size:
-            self.waiting[number] = size
-            if size <= self._length:
-                bisect.insort(self._by_size, (size, -number))
+            self._behind = number + 1
+            self._fresh[number] = size
+
+    def restore(self, waiting: Mapping[int, int], begun: Mapping[int, int], due: int) -> None:
+        """Go on with documents that wait, of which so many sequences are due."""
+        self.waiting, self.begun = dict(waiting), dict(begun)
+        if due:
+            self._pack(due)
 
     def packs(self, *, ended: bool = False) -> Iterator[list[Piece]]:
-        """Yield the sequences that are due, each in the order of its documents' numbers."""
-        while len(self.waiting) >= (1 if ended else self._window):
-            yield self._pack()
+        """Yield the sequences that are due now, each in the order of its documents' numbers.
 
-    def _pack(self) -> list[Piece]:
-        (number, size), by_size = next(iter(self.waiting.items())), self._by_size
-        start, stop = self.skip, min(size, self.skip + self._length)
-        pieces, room = [(number, start, stop)], self._length - (stop - start)
-        if stop < size:
-            self.skip = stop
-            return pieces
-        del self.waiting[number]
-        self.skip = 0
-        if size <= self._length:
-            del by_size[bisect.bisect_left(by_size, (size, -number))]
-        while (at := bisect.bisect_right(by_size, (room, 0)) - 1) >= 0:
-            size, minus = by_size.pop(at)
-            del self.waiting[-minus]
-            pieces.append((-minus, 0, size))
-            room -= size
-        return sorted(pieces)
+        ``ended``: whether no further document comes.
+        """
+        while True:
+            if not self._due:
+                count = len(self.waiting) + len(self._fresh)
+                if not count or not (ended or count >= self._window):
+                    return
+                self.waiting |= self._fresh
+                self._fresh, self.end = {}, self._behind
+                self._pack(_ALL if ended else 0)
+            if not ended and len(self._fresh) < self._pace * self._taken:
+                return
+            self._taken += 1
+            pack = self._due.pop()
+            for number, _, stop in pack:
+                self.begun[number] = stop
+                if stop == self.waiting[number]:
+                    del self.waiting[number], self.begun[number]
+            yield pack
+
+    def _pack(self, due: int) -> None:
+        """Pack what waits; so many sequences are due, or with 0 half of them."""
+        packs: list[list[Piece]] = []
+        rooms: list[tuple[int, int]] = []  # that is left, and in which one; ascending
+        for number, start, stop in sorted(self._pieces(), key=lambda piece: piece[1] - piece[2]):
+            at = bisect.bisect_left(rooms, (stop - start, -1))
+            room, which = rooms.pop(at) if at < len(rooms) else (self._length, len(packs))
+            if which == len(packs):
+                packs.append([])
+            packs[which].append((number, start, stop))
+            bisect.insort(rooms, (room - (stop - start), which))
+        oldest = max(next(iter(self.waiting)) + 1, self.end - _OLD * self._window)
+        whole, others, old = list[list[Piece]](), list[list[Piece]](), list[list[Piece]]()
+        for _, which in rooms:  # the fullest first
+            pack = sorted(packs[which])
+            number, _, stop = pack[0]
+            is_whole = stop < self.waiting[number]  # before the rest of the same document
+            (whole if is_whole else old if number < oldest else others).append(pack)
+        count = max(0, (due or len(packs) // 2) - len(whole) - len(old))
+        chosen = [*whole, *others[:count], *old]
+        left = {number for pack in others[count:] for number, _, _ in pack}
+        self._due, self._taken = chosen[::-1], 0
+        self._pace = (self._window - len(left)) / len(chosen)
+
+    def _pieces(self) -> Iterator[Piece]:
+        for number, size in self.waiting.items():
+            for start in range(self.begun.get(number, 0), size, self._length):
+                yield number, start, min(start + self._length, size)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from stoker.engine.work.step import RowStep
 from stoker.errors import CombinationError, FieldError, StateError
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.order import as_array
-from stoker.schedule.packing import BestFit, PackedSharding, PackRule
+from stoker.schedule.packing import BestFit, PackedSharding, PackRule, Piece
 from stoker.sources.origin import UserObject, numbers_of
 from stoker.stages.batching.planned import check_planned
 from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
@@ -147,7 +147,9 @@ class Pack(StreamStage):
     def read_node(self, saved: Any, bounds: Bounds) -> PackStart:
         start = msgspec.convert(saved, PackStart)
         check_integer(start.input, 0, bounds.most)
-        start.waiting(self.window)
+        waiting = {*start.waiting}
+        if len(waiting) > self.window or not {int(n) for n in start.begun} <= waiting:
+            raise ValueError("what waits to be packed is damaged")
         if self.rule is None:
             bounds.most, bounds.exact = LARGEST, None
             return start
@@ -203,28 +205,38 @@ class PackStart(Node, tag=Pack.kind, omit_defaults=True):
 
     Attributes:
         number: its number, from 0; of one that was planned, nothing else is told.
-        input: the number of the first input that it did not look at, or that has its first token.
-        offset: how many tokens of the first input that waits, or of that one, come before it; of an
-            input that earlier ranks have begun, of those that they left.
-        window: the numbers of the inputs that wait, which are below ``input``, in short.
+        input: the number of the first input that was not packed, or that has its first token.
+        offset: how many tokens of that one come before it; of an input that earlier ranks have
+            begun, of those that they left.
+        window: of a best fit: the numbers of the inputs that wait, below ``input``, in short.
+        due: how many sequences of these are due.
+        begun: how many tokens of these are in sequences before, by number.
     """
 
     number: Count
     input: Count
     offset: Count
     window: str | None = None
+    due: Count = 0
+    begun: dict[str, Count] = msgspec.field(default_factory=dict)
 
-    def waiting(self, most: int) -> list[int]:
-        """Return the numbers of inputs that wait. Raises ValueError if they are not as such."""
+    @property
+    def waiting(self) -> list[int]:
+        """The numbers of inputs that wait. Raises ValueError if they are not as such."""
         if self.window is None:
             return []
-        found: list[int] = compact_integers.decode_ascending(
-            self.window, 0, most, self.input
-        ).tolist()
-        return found
+        found = compact_integers.decode_ascending(self.window, 0, self.input, self.input)
+        numbers: list[int] = found.tolist()
+        return numbers
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """How many tokens of inputs come before, by their numbers."""
+        split = {self.input: self.offset} if self.offset else {}
+        return split | {int(number): offset for number, offset in self.begun.items()}
 
     def read_so_far(self) -> ReadSoFar:
-        return ReadSoFar(self.input, self.number, self.offset, self.waiting(LARGEST))
+        return ReadSoFar(self.input, self.number, self.offsets, self.waiting)
 
 
 class PackedStream(OrderedStream):
@@ -252,9 +264,9 @@ class PackedStream(OrderedStream):
         self._tokens = self._skip = 0
         self._cut_off = 0  # of the next input, by a resume
         self._sequences = 0
-        # Of the latest sequences, up to number ``_sequences - 1``: the inputs, the tokens that come
-        # before, and the documents that they took from a window.
-        self._starts: deque[tuple[int, int, tuple[int, ...]]] = deque()
+        # Of the latest sequences, up to number ``_sequences - 1``: as in ``PackStart`` the input, and
+        # the offset or how many are due; and the pieces that a best fit took.
+        self._starts: deque[tuple[int, int, tuple[Piece, ...]]] = deque()
         # Sequences before a resume: up to this number, and those of them that are needed again.
         self._first, self._replayed = 0, frozenset[int]()
         self._again: dict[int, Item] = {}
@@ -417,7 +429,7 @@ class PackedStream(OrderedStream):
         self,
         values: list[Any],
         fresh: Iterable[int],
-        starts: Iterable[tuple[int, int, tuple[int, ...]]],
+        starts: Iterable[tuple[int, int, tuple[Piece, ...]]],
     ) -> None:
         """Add sequences; of those before a resume, only what is needed again."""
         task: Any = DoneTask(values)
@@ -446,45 +458,59 @@ class BestFitStream(PackedStream):
         self._fit = BestFit(stage.length, stage.window)
         self._by_number: dict[int, Document] = {}
         self._fresh_seen = 0
-        # Behind a resume: the next input that was not seen before, and the inputs that wait.
-        self._unseen, self._kept = 0, frozenset[int]()
+        # Behind a resume: where it goes on, the inputs that wait there, and their sizes so far.
+        self._start, self._sizes = PackStart(0, 0, 0), dict[int, int]()
+        self._kept: set[int] = set()
 
     def resume_point(self, number: int) -> tuple[PackStart, int]:
         made = max(0, self._sequences - number)
-        taken = islice(self._starts, len(self._starts) - made, None)
-        starts = [*taken, (*self._next_start(), ())]
-        at, offset, _ = starts[0]
-        waiting = {*self._fit.waiting, *(n for n in self._kept if n >= self._inputs)}
-        window = sorted(n for n in waiting.union(*(each[2] for each in starts)) if n < at)
+        starts = [*islice(self._starts, len(self._starts) - made, None)]
+        if self._inputs < self._start.input:  # not all is here again
+            node = msgspec.structs.replace(self._start, number=number)
+            return node, min(node.waiting, default=node.input)
+        fit = self._fit
+        waiting = dict.fromkeys(fit.waiting, 0) | fit.begun
+        for _, _, pieces in reversed(starts):
+            waiting |= {n: start for n, start, _ in pieces}
+        end, due = starts[0][:2] if starts else self._next_start()
+        window = sorted(n for n in waiting if n < end)
         short = compact_integers.encode_ascending(np.array(window, np.int64), 0)
-        return PackStart(number, at, offset, short), window[0] if window else at
+        begun = {str(n): waiting[n] for n in window if waiting[n]}
+        node = PackStart(number, end, 0, short, due, begun)
+        return node, min(window, default=end)
 
     def _go_to(self, start: PackStart) -> int:
-        waiting = start.waiting(self._stage.window)
-        self._fit.skip, self._unseen, self._kept = start.offset, start.input, frozenset(waiting)
+        self._start, self._fit.end = start, start.input
+        self._kept = {*start.waiting}
         return min(self._kept, default=start.input)
-
-    def _next_start(self) -> tuple[int, int]:
-        return max(self._inputs, self._unseen), self._fit.skip
-
-    def _inputs_for(self, count: int) -> int:
-        each = self._seen_inputs // max(1, self._sequences) + 1
-        lacking = self._stage.window - len(self._fit.waiting) + (count - 1) * each
-        return count if self.is_fed else max(1, min(lacking, count + _MOST_MORE))
-
-    def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
-        for document, self._fresh_seen in zip(documents, fresh, strict=True):
-            number = self._inputs
-            self._inputs += 1
-            if len(document) and self._is_due(number):
-                self._seen_inputs += 1
-                self._by_number[number] = document
-                self._fit.add(number, len(document))
-                self._pack()
 
     def _is_due(self, number: int) -> bool:
         """Whether an input was not handed out before a resume."""
-        return number >= self._unseen or number in self._kept
+        return number >= self._start.input or number in self._kept
+
+    def _next_start(self) -> tuple[int, int]:
+        return self._fit.end, self._fit.due
+
+    def _inputs_for(self, count: int) -> int:
+        if self.is_fed:
+            return count
+        lacking = self._stage.window - self._fit.untouched + count
+        return max(1, min(lacking, count + _MOST_MORE))
+
+    def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
+        for document, self._fresh_seen in zip(documents, fresh, strict=True):
+            number, start = self._inputs, self._start
+            self._inputs += 1
+            if len(document) and self._is_due(number):
+                self._by_number[number] = document
+                if number < start.input:
+                    self._sizes[number] = len(document)
+                else:
+                    self._fit.add(number, len(document))
+            if self._inputs == start.input:
+                self._fit.restore(self._sizes, start.offsets, start.due)
+            if self._inputs >= start.input:
+                self._pack()
 
     def _fail(self, failure: Failure, fresh: int) -> None:
         if self._is_due(self._inputs):
@@ -494,17 +520,15 @@ class BestFitStream(PackedStream):
         self._pack(ended=True)
 
     def _pack(self, *, ended: bool = False) -> None:
-        before = self._next_start()
-        for pieces in self._fit.packs(ended=ended):
+        fit = self._fit
+        for pieces in fit.packs(ended=ended):
             value = [self._by_number[n][start:stop] for n, start, stop in pieces]
-            left = self._fit.waiting
-            taken = [n for n, _, _ in pieces if n not in left]
-            for number in taken:
-                del self._by_number[number]
+            for number, _, _ in pieces:
+                if number not in fit.waiting:
+                    del self._by_number[number]
             # What waits comes again where other ranks go on; of what is begun, the rest does.
-            fresh = self._fresh_seen - len(left) + (self._fit.skip > 0)
-            self._hand_out([value], [fresh], [(*before, tuple(taken))])
-            before = self._next_start()
+            fresh = self._fresh_seen - fit.untouched
+            self._hand_out([value], [fresh], [(fit.end, fit.due + 1, tuple(pieces))])
 
 
 class PlannedStream(PackedStream):

@@ -128,7 +128,9 @@ def main() -> None:
                     for arm, packed in found.items():
                         made.add(**about, arm=arm, sequences=packed)
                 if "trl" in chosen:
-                    made.add(**about, arm="TRL bfd", sequences=peer_sequences("trl", path, length, 0))
+                    made.add(
+                        **about, arm="TRL bfd", sequences=peer_sequences("trl", path, length, 0)
+                    )
             for balanced in (False, True):
                 ratio = unequal(np.minimum(sizes, 2_048), 2_048, balanced=balanced)
                 made.add(set=name, balanced=balanced, ratio=ratio)

@@ -1,6 +1,6 @@
 """Packs documents of given lengths with a peer, in its environment; prints the number of sequences.
 
-    python pack_lengths.py grain|trl LENGTHS.npy LENGTH BINS
+python pack_lengths.py grain|trl LENGTHS.npy LENGTH BINS
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -208,7 +209,7 @@ class Varlen:
         for name, first in rows[0].items():
             column = [row[name] for row in rows]
             is_packed = isinstance(first, np.ndarray)
-            batch[name] = np.concatenate(column) if is_packed else sum(column, [])
+            batch[name] = np.concatenate(column) if is_packed else [*chain(*column)]
         begins, is_padding = batch["positions"] == 0, batch["segments"] < 0
         starts = np.append(np.flatnonzero(begins), len(begins)).astype(np.int32)
         longest = int(np.diff(starts).max())

@@ -287,7 +287,11 @@ def global_batches(build: Build, legs: list[tuple[int, int | None]], total: int)
                 state = through_json(train.state_dict())
         states = state  # that of one rank is enough
         for step in zip(*batches, strict=True):
-            rows = [(*row.tolist(), int(draw)) for batch in step for row, draw in zip(*batch)]
+            rows = [
+                (*row.tolist(), int(draw))
+                for batch in step
+                for row, draw in zip(*batch, strict=True)
+            ]
             found.append(sorted(rows))
     return found
 

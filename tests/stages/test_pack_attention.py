@@ -6,6 +6,7 @@ which is what these kernels do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def of_slices(begins: torch.Tensor) -> Attend:
             nn.functional.scaled_dot_product_attention(
                 q[:, a:b], k[:, a:b], v[:, a:b], is_causal=True
             )
-            for a, b in zip(bounds, bounds[1:], strict=False)
+            for a, b in itertools.pairwise(bounds)
         ]
         return torch.cat(parts, dim=1)
 

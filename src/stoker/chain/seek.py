@@ -195,7 +195,7 @@ def _place_of(loaded: Loaded) -> tuple[int, int, int]:
 
 class _RankProgress(NamedTuple):
     """The rows that a rank had read, the items of them that its pool holds, or that wait to be
-    packed, and the full sequences that it packed; of unread rows, ``offsets`` tokens are in these."""
+    packed, and the full sequences that it packed; ``offsets`` tokens of unread rows are there."""
 
     rows: int
     ordinals: NDArray[np.int64] = np.empty(0, np.int64)

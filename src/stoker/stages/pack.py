@@ -77,7 +77,6 @@ class Pack(StreamStage):
     window: int = 0
     sizes: Any = field(default=None, compare=False, repr=False)
     rule: PackRule | None = None
-    traits = Traits(joins=True)
     kind = "pack"
 
     @staticmethod
@@ -123,6 +122,10 @@ class Pack(StreamStage):
         sizes = numbers_of(source, self.sizes, ".pack(sizes=)")
         costs = Costs.of(sizes, ".pack(sizes=)", scaled=False)
         return replace(self, rule=PackRule(self.length, costs, self.window))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(joins=True, by_number=self.rule is not None)
 
     @property
     def batch_rule(self) -> PackRule | None:
@@ -264,8 +267,8 @@ class PackedStream(OrderedStream):
         self._tokens = self._skip = 0
         self._cut_off = 0  # of the next input, by a resume
         self._sequences = 0
-        # Of the latest sequences, up to number ``_sequences - 1``: as in ``PackStart`` the input, and
-        # the offset or how many are due; and the pieces that a best fit took.
+        # Of the latest sequences, up to number ``_sequences - 1``: the input as in ``PackStart``, the
+        # offset or how many are due, and the pieces that a best fit took.
         self._starts: deque[tuple[int, int, tuple[Piece, ...]]] = deque()
         # Sequences before a resume: up to this number, and those of them that are needed again.
         self._first, self._replayed = 0, frozenset[int]()

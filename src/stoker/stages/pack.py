@@ -267,7 +267,7 @@ class PackedStream(OrderedStream):
         self._tokens = self._skip = 0
         self._cut_off = 0  # of the next input, by a resume
         self._sequences = 0
-        # Of the latest sequences, up to number ``_sequences - 1``: the input as in ``PackStart``, the
+        # Of the latest sequences, up to number ``_sequences - 1``: input, as in ``PackStart``, the
         # offset or how many are due, and the pieces that a best fit took.
         self._starts: deque[tuple[int, int, tuple[Piece, ...]]] = deque()
         # Sequences before a resume: up to this number, and those of them that are needed again.

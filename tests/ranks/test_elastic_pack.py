@@ -307,6 +307,6 @@ def test_global_batches_are_the_same_for_any_ranks_where_lengths_are_known(
     found = global_batches(build, [(4, 2), (2, 1), (3, 3), (6, None)], 12)
     whole = [batch for batch in alone if len(batch) == 12]
     assert found[: len(whole)] == whole
-    assert len(whole) > 8
+    assert len(whole) > 6
     rest = {row for batch in found[len(whole) :] for row in batch}
     assert rest <= {*alone[-1]}  # of a short last step, equally many for each rank

@@ -77,7 +77,7 @@ def best_fit(numbers: list[int], sizes: list[int], length: int, window: int) -> 
         others = [pack for pack in made if pack not in whole and pack not in old]
         if not is_last:
             others = others[: max(0, len(made) // 2 - len(whole) - len(old))]
-        taken = [*whole, *others, *old]
+        taken = [*whole, *sorted(others, key=lambda pack: pack[0]), *old]
         packs += [sorted(pack) for pack in taken]
         waiting = [piece for piece in waiting if not any(piece in pack for pack in taken)]
     return [[(numbers[place], start, stop) for place, start, stop in pack] for pack in packs]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,9 @@ class BestFit:
 
     Once ``window`` documents wait, all are packed, the largest first, each where it leaves the
     least room. Then the fuller half of the sequences is due; the documents of the others wait for
-    the next ones. Those that are three windows old, or the oldest, are due as well, and last. What
-    is longer than a sequence is split into full ones, and a rest.
+    the next ones. Those that are three windows old, or the oldest, are due as well, and last; the
+    other sequences come in the order of their longest documents. What is longer than a sequence is
+    split into full ones, which come first, and a rest.
 
     Whole sequences that are taken out change nothing of how the other documents are packed. So
     these documents, and the number of sequences that are due, tell the rest.
@@ -120,14 +122,15 @@ class BestFit:
         oldest = max(next(iter(self.waiting)) + 1, self.end - _OLD * self._window)
         whole, others, old = list[list[Piece]](), list[list[Piece]](), list[list[Piece]]()
         for _, which in rooms:  # the fullest first
-            pack = sorted(packs[which])
-            number, _, stop = pack[0]
+            pack = packs[which]
+            number, _, stop = min(pack)
             is_whole = stop < self.waiting[number]  # before the rest of the same document
             (whole if is_whole else old if number < oldest else others).append(pack)
         count = max(0, (due or len(packs) // 2) - len(whole) - len(old))
-        chosen = [*whole, *others[:count], *old]
+        # By the longest document of each: in a batch are long and short ones, as they come.
+        chosen = [*whole, *sorted(others[:count], key=itemgetter(0)), *old]
         left = {number for pack in others[count:] for number, _, _ in pack}
-        self._due, self._taken = chosen[::-1], 0
+        self._due, self._taken = [sorted(pack) for pack in reversed(chosen)], 0
         self._pace = (self._window - len(left)) / len(chosen)
 
     def _pieces(self) -> Iterator[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import stoker
 from stoker.collate import varlen
 from stoker.testing import check_resume
-from strategies import stream
+from strategies import few, stream
 
 
 @stoker.thread_safe
@@ -133,6 +134,34 @@ def test_documents_stay_whole_where_they_fit_best(
         planned = source.pack(length, **how, sizes=np.array(lengths, int))
         assert len(planned) == len(found)
         assert stream(planned) == stream(source.pack(length, **how))
+
+
+@few(20)
+@given(
+    lengths=ragged,
+    length=st.integers(1, 40),
+    window=st.integers(1, 12),
+    filtered=st.booleans(),
+    echoed=st.booleans(),
+)
+def test_a_window_goes_on_from_every_sequence(
+    lengths: list[int], length: int, window: int, filtered: bool, echoed: bool
+) -> None:
+    def build() -> stoker.Pipeline:
+        source = stoker.from_dataset(Examples(lengths), seed=2).shuffle().workers(0)
+        source = source.filter(is_even) if filtered else source
+        packed = source.pack(length, fields="tokens", fit="best", window=window)
+        return packed.echo(2, pool=4) if echoed else packed
+
+    whole, states = stream(build()), list[Any]()
+    train = build()
+    with iter(train) as rows:
+        for _ in rows:
+            states.append(json.loads(json.dumps(train.state_dict())))
+    for number, state in enumerate(states, 1):
+        again = build()
+        again.load_state_dict(state)
+        assert stream(again) == whole[number:]
 
 
 @given(lengths=ragged, length=st.integers(1, 40))

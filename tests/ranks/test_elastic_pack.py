@@ -310,3 +310,45 @@ def test_global_batches_are_the_same_for_any_ranks_where_lengths_are_known(
     assert len(whole) > 6
     rest = {row for batch in found[len(whole) :] for row in batch}
     assert rest <= {*alone[-1]}  # of a short last step, equally many for each rank
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda p: p.pack(LENGTH).echo(2, pool=8), "joins before or behind the pool"),
+        (
+            lambda p: p.pack(LENGTH, sizes=sizes_of("shuffled", 90)).filter(with_even_start),
+            "leave sizes= out",
+        ),
+    ],
+)
+def test_what_ranks_have_of_their_own_is_refused(change: Any, says: str) -> None:
+    def build(rank: int, world: int) -> Any:
+        return change(documents("shuffled", 90, rank, world)).batch(2).steps(20)
+
+    train = build(0, 2)
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    with pytest.raises(stoker.StateError, match=says):
+        build(0, 3).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": "no"}, {"window": None, "due": 1, "begun": {"1": 3}}, {"begun": {"x": 1}},
+        {"due": -1},
+    ],
+)  # fmt: skip
+def test_damaged_windows_are_refused(change: dict[str, Any]) -> None:
+    def build() -> stoker.Pipeline:
+        return documents("shuffled", 90).pack(LENGTH, **FITS["best"]).batch(2)
+
+    train = build()
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    (node,) = state["parts"]
+    with pytest.raises(stoker.StateError, match="damaged"):
+        build().load_state_dict(signed({**state, "parts": [{**node, **change}]}))

@@ -46,7 +46,7 @@ from stoker.errors import (
 )
 from stoker.pipeline import Pipeline
 from stoker.sources.source import Source
-from stoker.stages.composite import Stage
+from stoker.stages.composite import Stage, WindowStage
 from stoker.stages.scan import DROP
 from stoker.version import __version__
 
@@ -102,6 +102,7 @@ __all__ = [
     "TooManyErrors",
     "types",
     "UnlikeError",
+    "WindowStage",
     "WorkerDied",
     "zip",
 ]

@@ -237,7 +237,7 @@ class Shard(ChainStage):
         joins = first_with(chain.stages, lambda t: t.joins)
         decides = joins or first_with(chain.stages, lambda t: t.filters)
         ranks_agree = chain.follows_clock and decides is None
-        if self.uneven or not chain.may_leave_out or ranks_agree:
+        if self.uneven or not chain.leaves_out_by_value or ranks_agree:
             return
         if joins is not None:
             raise CombinationError(

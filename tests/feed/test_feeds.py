@@ -96,6 +96,8 @@ def test_jobs_augment_and_batch_on_their_own(name: str) -> None:
             stoker.from_feed(name, seed=seed).random_map(served.noisy, on=0).batch(n)
             for seed, n in ((1, 50), (2, 40))
         )
+        with iter(ones) as batches:
+            assert len(batches) == len(ones)  # a feed is sure of it
         first = [labels.tolist() for _, labels in ones]
         second = [labels.tolist() for _, labels in others]
         assert [len(labels) for labels in first] == [50, 50, 50]

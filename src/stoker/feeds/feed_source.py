@@ -42,7 +42,7 @@ class FeedBatches(LoaderSource):
 class FeedExamples(IterableSource):
     """The examples of a feed: a stream that can begin in the middle of an epoch."""
 
-    takes_state = True
+    is_counted = takes_state = True
 
     def __init__(self, client: FeedClient) -> None:
         super().__init__(client)

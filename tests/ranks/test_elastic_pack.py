@@ -349,6 +349,7 @@ def test_damaged_windows_are_refused(change: dict[str, Any]) -> None:
     with iter(train) as batches:
         next(batches)
         state = train.state_dict()
-    (node,) = state["parts"]
+    fields = opened(state)
+    (node,) = fields["parts"]
     with pytest.raises(stoker.StateError, match="damaged"):
-        build().load_state_dict(signed({**state, "parts": [{**node, **change}]}))
+        build().load_state_dict(signed({**fields, "parts": [{**node, **change}]}))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import stoker
 from stoker.collate import varlen
 from stoker.testing import check_resume
-from strategies import few, stream
+from strategies import few, opened, stream
 
 
 @stoker.thread_safe
@@ -253,7 +253,7 @@ def test_a_window_is_saved_as_numbers_alone() -> None:
     train = documents().pack(16, **BEST)
     with iter(train) as rows:
         next(rows)
-        (node,) = train.state_dict()["parts"]
+        (node,) = opened(train.state_dict())["parts"]
     assert {*node} == {"kind", "number", "input", "offset", "window"}
     assert len(node["window"]) < 40
 

@@ -10,11 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from training import RANK, WORLD, Decoder, device, dist, fit, next_token_loss, nn
 
 import stoker
-from stoker.collate import pad
 
 STEPS = 2_000
 SAVE_EVERY = 100  # steps
-BATCH = 32  # chats, over all ranks
+BATCH = 8  # sequences, over all ranks
 LENGTH = 1_024  # longer chats are cut
 VOCABULARY = 4_096
 WIDTH = 256
@@ -64,7 +63,8 @@ train = (
     chats.shuffle()
     .shard()
     .map(encode)
-    .batch(BATCH // WORLD, drop_last=True, collate=pad({"tokens": 0, "labels": -100}))
+    .pack(LENGTH, fields=["tokens", "labels"], labels="labels", fit="best")
+    .batch(BATCH // WORLD, drop_last=True)
     .repeat()
     .steps(SAVE_EVERY)
     .to_torch(device)
@@ -78,8 +78,9 @@ class Model(nn.Module):
         self.decoder = Decoder(VOCABULARY, WIDTH, LAYERS, LENGTH)
 
     def forward(self, batch):
-        tokens, labels = batch["tokens"].values, batch["labels"].values
-        return next_token_loss(self.decoder(self.decoder.embed(tokens)), labels)
+        hidden = self.decoder.embed(batch["tokens"])
+        logits = self.decoder(hidden, batch["segments"], batch["positions"])
+        return next_token_loss(logits, batch["labels"])
 
 
 fit(Model(), train, STEPS)

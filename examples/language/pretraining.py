@@ -23,7 +23,7 @@ books = stoker.from_tokens("books.idx").shuffle()
 train = (
     stoker.mix([web, books], weights=[0.7, 0.3], by=len, stop="all", seed=0)
     .shard()
-    .pack(LENGTH)
+    .pack(LENGTH, sizes=len)
     .batch(BATCH // WORLD, drop_last=True)
     .repeat()  # pass after pass
     .steps(SAVE_EVERY)  # the batches of one `for` loop

@@ -27,7 +27,7 @@ MODEL = {"WIDTH": 32, "LAYERS": 1, "SAVE_EVERY": 10}
 SMALL: dict[str, dict[str, Any]] = {
     "pretraining": {"BATCH": 8, "LENGTH": 16, "VOCABULARY": 16, "END": 15},
     "streaming": {"CORPUS": "s3://data/corpus/", "BATCH": 8, "LENGTH": 32},
-    "chat": {"BATCH": 8, "LENGTH": 64, "VOCABULARY": 300},
+    "chat": {"BATCH": 2, "LENGTH": 64, "VOCABULARY": 300},
     "preferences": {"TOKENS": 256, "LENGTH": 64},
     "images_and_text": {"COST": 400, "LENGTH": 128, "PATCH": 4},
 }

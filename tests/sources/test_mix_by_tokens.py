@@ -137,3 +137,11 @@ def test_what_says_no_sizes() -> None:
     ]:
         with pytest.raises((TypeError, ValueError, LookupError), match=says):
             stoker.mix(each, by=by)
+
+
+def test_stats_tell_of_the_parts_of_packed_documents() -> None:
+    sizes = [[5] * 50, [7] * 50]
+    train = stoker.mix(parts(sizes), by=1, stop="all")
+    train = train.map(lambda example: np.arange(example[1])).pack(16, sizes=1)
+    assert len(list(train)) == len(train)
+    assert [part.epochs for part in train.stats().parts] == [1.38, 1.0]

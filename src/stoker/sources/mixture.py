@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
-from stoker.schedule.batch_plan import PlannedSharding
+from stoker.schedule.batch_plan import Planned
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
 from stoker.schedule.progress import Pace
@@ -252,7 +252,7 @@ class MixtureSource(SourceOver):
             head, deal = deal.held[:examples], deal.within.deal
         of_head, _ = parts_and_numbers(head, len(self.parts))
         assert isinstance(mixed, MixedOrder)
-        assert isinstance(deal, PartSharding | PartwiseSharding | PlannedSharding)
+        assert isinstance(deal, PartSharding | PartwiseSharding | Planned)
         fresh = deal.counts(examples - len(head))
         fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
         weights = mixed.drawn if self.proportions is None else self.proportions.weights

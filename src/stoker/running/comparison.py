@@ -43,7 +43,7 @@ class BatchComparison:
         In the second case ``problem`` is set.
         """
         try:
-            self._give_indices()
+            fill(self._batches)
             own = next(self._batches)
         except Exception as error:
             raise_interrupt(error)
@@ -66,24 +66,23 @@ class BatchComparison:
     def take_over(self) -> Any:
         """Return the untouched loader's iterator, which goes on alone."""
         self._go_on_alone()
-        self._give_indices()
+        fill(self._batches)
         return self._batches
-
-    def _give_indices(self) -> None:
-        """Give the workers the indices that came after they had asked."""
-        batches = self._batches
-        if not batches._num_workers:
-            return  # it reads when it is asked
-        most = batches._prefetch_factor * batches._num_workers
-        # Batches that came before their turn count, too.
-        for _ in range(most - (batches._send_idx - batches._rcvd_idx)):
-            batches._try_put_index()
 
     def close(self) -> None:
         """End the untouched loader's workers."""
         self._go_on_alone()
         if self._batches._num_workers:
             self._batches._shutdown_workers()
+
+
+def fill(batches: Any) -> None:
+    """Give the workers of PyTorch's iterator the indices that came after they had asked."""
+    if batches._num_workers:  # else it reads when it is asked
+        most = batches._prefetch_factor * batches._num_workers
+        # Batches that came before their turn count, too.
+        for _ in range(most - (batches._send_idx - batches._rcvd_idx)):
+            batches._try_put_index()
 
 
 class IndicesBehind:

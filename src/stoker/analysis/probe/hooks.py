@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, replay, stacks, workers
+from . import backward_watch, drain_session, pipeline_session, replay, stacks, workers
 from .builders import hook_loaders, note_builders
 from .loaders import LoaderState, ProbedProcess
 from .records import (
@@ -27,7 +27,6 @@ from .records import (
     STARTED,
     SYNCHRONISED,
     TRAINS,
-    read_json,
 )
 
 _clock = time.perf_counter_ns
@@ -130,13 +129,7 @@ def attach(module: ModuleType, folder: str) -> None:
 
 
 def attach_pipelines(module: ModuleType, folder: str) -> None:
-    """Put hooks on pipelines (``module`` has just been imported) and on their iterators, if the
-    plan asks for that.
-
-    Pipelines are counted and timed; the phases of an analysis need a loader.
-    """
-    if not (read_json(os.path.join(folder, "plan.json")) or {}).get("pipelines"):
-        return
+    """Put hooks on pipelines (``module`` has just been imported) and on their iterators."""
     pipeline = module.Pipeline
     iterators = sys.modules["stoker.chain.iterator"].PipelineIterator  # what the module imports
     start, advance = pipeline.__iter__, iterators.__next__
@@ -151,6 +144,9 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         except Exception as error:
             note_failure(folder, "iter", error)
             return start(self)
+        if seen is not None and seen.conducted is not None:
+            seen.given = 0
+            return pipeline_session.HandedBatches(seen, _hand)
         entered = _clock()
         _thread.is_inside = True
         try:
@@ -158,6 +154,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         finally:
             _thread.is_inside = False
         if seen is not None:
+            seen.given = 0
             seen.note_epoch(iterator, entered, STARTED | TRAINS * _has_gradients())
         return iterator
 
@@ -166,11 +163,39 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         seen = self.__dict__.get("_stoker")
         if seen is None or _thread.is_inside:
             return advance(self)
-        if seen.count >= seen.process.recorder.header[seen.replay_at]:
-            seen.process.end()
-        return _time(advance, self, seen, _has_gradients)
+        if seen.count >= seen.process.recorder.header[seen.take_at] and seen.can_begin:
+            if seen.conducted is None:
+                seen.conducted = type(self)
+                _thread.is_inside = True
+                self.close()
+                _thread.is_inside = False
+            return _hand(seen)
+        try:
+            batch = _time(advance, self, seen, _has_gradients)
+        except StopIteration:
+            seen.length = seen.given
+            raise
+        seen.given += 1
+        return batch
 
     pipeline.__iter__, iterators.__next__ = __iter__, __next__
+
+
+def _hand(seen: LoaderState) -> Any:
+    """Hand a batch of the analysis over. Raises StopIteration at the end of an epoch."""
+    process = seen.process
+    if process.told_to_end:
+        process.end()
+    if seen.length is not None and seen.given >= seen.length:
+        raise StopIteration
+    if process.takeover is None:
+        process.takeover = pipeline_session.PipelineSession(seen.loader(), process)
+    try:
+        batch = process.takeover.next()
+    except drain_session.Finished:
+        process.end()
+    seen.given += 1
+    return batch
 
 
 def _has_gradients() -> bool:
@@ -179,7 +204,9 @@ def _has_gradients() -> bool:
 
 
 def _is_part() -> bool:
-    """True in a hooked call, and in the threads of a pipeline's."""
+    """True in a hooked call, in the threads of a pipeline's, and in that of an analysis."""
+    if threading.current_thread().name == pipeline_session.THREAD:
+        return True
     threads: Any = sys.modules.get("stoker.engine.workers.threads")
     return _thread.is_inside or (threads is not None and threads.is_worker())
 

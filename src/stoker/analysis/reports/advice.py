@@ -22,6 +22,9 @@ from stoker.analysis.model.changes import (
 from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
+    REDRAWN,
+    SAME,
+    UNSAFE,
     Action,
     LoaderOptions,
     Rate,
@@ -95,8 +98,18 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         f".workers({best})" if report.stages else str(options),
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
+        "if the dataset splits its examples among workers" if report.loader.is_stream else "",
+        safety=_judge_safety(report),
         options=None if report.stages else options,
     )
+
+
+def _judge_safety(report: Report) -> str:
+    """Return how safe other workers are; empty for a pipeline, and where it is not known."""
+    loader, prepared = report.loader, report.prepared
+    if loader.is_stream or loader.moves:
+        return UNSAFE
+    return "" if prepared is None else REDRAWN if prepared.varies else SAME
 
 
 def _starts_longer(report: Report, rate: float) -> bool:
@@ -161,6 +174,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{_warn_of_changes(report)}",
+        safety=_judge_safety(report),
         options=options,
     )
 
@@ -219,6 +233,7 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_kept(case, held, whole)),
         "from the second epoch on. An example was the same in each reading, so nothing is random"
         + _warn_of_changes(report),
+        safety=SAME,
     )
 
 
@@ -356,7 +371,6 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {what} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor)),
-        "measured in steps (docs/evidence.md has the gains of other tasks by R, which is "
-        f"{job.ingestion / before.rate:.1f} here)",
+        "measured in steps",
         "if a repeated example is worth nearly as much as a fresh one",
     )

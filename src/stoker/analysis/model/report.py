@@ -344,7 +344,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         lines = [self.verdict + "."]
         if best is not None:
             lines += [f"{self.describe_first(best)}.", f"  {self._write_command(best)}"]
-        elif self.bound != "compute":
+        elif self.bound != "compute" and self.prep:
             top = next(iter(self.transforms), None)
             why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
             lines.append(f"Nothing in the loader will help{why}.")
@@ -353,7 +353,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 for each in self.actions[:1]
                 if each.condition
             ]
-        lines += [f"Uncertain: {doubt}." for doubt in self.doubts[:2]]
+        # The interval of the verdict says already how little is known of the shares.
+        lines += [f"Uncertain: {each}." for each in self.doubts[len(self.untold) :][:2]]
         if self.transforms and self.bound != "compute":
             costs = (f"{cost.name} {cost.share.value:.0%}" for cost in self.transforms[:4])
             lines.append(f"Preparing: {', '.join(costs)}.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -30,6 +31,8 @@ from .records import (
 )
 
 _clock = time.perf_counter_ns
+# A socket's name may have 107 bytes, and multiprocessing adds 18.
+_LONGEST_FOLDER = 88
 _cover: Any = None  # puts hooks on a class of loaders, once attached
 _current: list[ProbedProcess] = []  # of this process; a fork leaves its parent's behind
 
@@ -57,6 +60,8 @@ def watch_backward(module: ModuleType, folder: str) -> None:
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
+    if len(folder) < _LONGEST_FOLDER:  # workers that are ended by force leave their sockets there
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
@@ -146,7 +151,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
             return start(self)
         if seen is not None and seen.conducted is not None:
             seen.given = 0
-            return pipeline_session.HandedBatches(seen, _hand)
+            return pipeline_session.HandedBatches(lambda: _hand(seen))
         entered = _clock()
         _thread.is_inside = True
         try:
@@ -154,7 +159,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         finally:
             _thread.is_inside = False
         if seen is not None:
-            seen.given = 0
+            seen.given, iterator.__dict__["_stoker_pipeline"] = 0, self  # a loop may hold no other
             seen.note_epoch(iterator, entered, STARTED | TRAINS * _has_gradients())
         return iterator
 
@@ -165,18 +170,17 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
             return advance(self)
         if seen.count >= seen.process.recorder.header[seen.take_at] and seen.can_begin:
             if seen.conducted is None:
+                pipeline = self.__dict__["_stoker_pipeline"]
+                seen.process.takeover = pipeline_session.PipelineSession(pipeline, seen.process)
                 seen.conducted = type(self)
-                _thread.is_inside = True
                 self.close()
-                _thread.is_inside = False
+                with contextlib.suppress(TypeError):
+                    seen.length = len(pipeline)
             return _hand(seen)
         try:
-            batch = _time(advance, self, seen, _has_gradients)
-        except StopIteration:
-            seen.length = seen.given
-            raise
-        seen.given += 1
-        return batch
+            return _time(advance, self, seen, _has_gradients)
+        finally:
+            seen.given += 1
 
     pipeline.__iter__, iterators.__next__ = __iter__, __next__
 
@@ -188,8 +192,6 @@ def _hand(seen: LoaderState) -> Any:
         process.end()
     if seen.length is not None and seen.given >= seen.length:
         raise StopIteration
-    if process.takeover is None:
-        process.takeover = pipeline_session.PipelineSession(seen.loader(), process)
     try:
         batch = process.takeover.next()
     except drain_session.Finished:

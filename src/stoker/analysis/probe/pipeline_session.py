@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from .drain_session import Finished, wait_for_command
@@ -66,14 +67,14 @@ class PipelineSession:
 class HandedBatches:
     """An epoch of a pipeline whose batches a ``PipelineSession`` hands over."""
 
-    def __init__(self, seen: Any, take: Any) -> None:
-        self._seen, self._take = seen, take
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._take = take
 
     def __iter__(self) -> HandedBatches:
         return self
 
     def __next__(self) -> Any:
-        return self._take(self._seen)
+        return self._take()
 
     def __enter__(self) -> HandedBatches:
         return self

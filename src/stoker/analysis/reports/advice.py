@@ -105,8 +105,10 @@ def _advise_workers(report: Report) -> Iterator[Action]:
 
 
 def _judge_safety(report: Report) -> str:
-    """Return how safe other workers are; empty for a pipeline, and where it is not known."""
+    """Return how safe other workers are; empty where that is not known."""
     loader, prepared = report.loader, report.prepared
+    if report.stages:
+        return "same batches"
     if loader.is_stream or loader.moves:
         return UNSAFE
     return "" if prepared is None else REDRAWN if prepared.varies else SAME
@@ -295,7 +297,7 @@ def _advise_place(report: Report) -> Iterator[Action]:
         ),
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
         'less than with a cache at any other place (.cache("auto") chooses it)',
-        "these examples are the same in every epoch; a cache refuses others",
+        "if they are the same in every epoch (a cache refuses others)",
     )
 
 

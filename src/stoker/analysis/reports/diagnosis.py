@@ -88,8 +88,10 @@ def make_report(trace: Trace) -> Report:
         predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
-    doubts = [f"the time for the analysis was up {trace.out_of_time}"] if trace.out_of_time else []
-    shell = msgspec.structs.replace(shell, actions=acts, doubts=[*doubts, *find_doubts(shell)])
+    doubts = find_doubts(shell)
+    if trace.out_of_time:
+        doubts.append(f"the time for the analysis was up {trace.out_of_time}")
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=doubts)
     text = write_verdict(shell)
     if trace.crash is not None:
         text = f"The script crashed {trace.crash.when}. {text}"

@@ -52,6 +52,8 @@ def show_report(report: Report, console: Console, *, details: bool) -> None:
     if not details:
         console.print("--details shows all rates, actions and notes; --html FILE as a page.")
         return
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}"))
     for part in list_parts(report):
         console.print(part)
 

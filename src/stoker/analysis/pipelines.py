@@ -54,8 +54,8 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], max_second
         raise ValueError("leave .echo out for an analysis, which says what echoing would bring")
     if pipeline.chain.source.yields_batches:
         raise ValueError(
-            "analyze cannot see inside a loader that a pipeline reads: iterate over the loader itself, "
-            "and use stoker analyze SCRIPT"
+            "analyze cannot see inside a loader that a pipeline reads: iterate over the loader "
+            "itself, and use stoker analyze SCRIPT"
         )
     if not max_seconds > 0:
         raise ValueError(f"max_seconds={max_seconds}: must be above 0")

@@ -378,7 +378,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _write_command(self, action: Action) -> str:
         """Return what applies an action."""
-        if action.options is None or self.loader.place is None:
+        if action.options is None:
             return action.code
         is_python = Path(self.command[0]).name.startswith("python")
         return f"stoker run {' '.join(self.command[is_python:])}"

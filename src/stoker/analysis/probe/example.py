@@ -48,8 +48,8 @@ def describe_example(dataset: Any) -> dict[str, Any]:
         found = look_at_draws(
             read, indices, lambda: read_state(dataset), [dataset], _is_same_example, _LONGEST_S
         )
-        known = [size for size in sizes if size is not None]
-        size = round(sum(known) / len(known)) if len(known) == len(sizes) else None
+        known = [size for size in sizes[: len(found.first)] if size is not None]
+        size = round(sum(known) / len(known)) if len(known) == len(found.first) else None
     except Exception:
         return {}
     return {"example_bytes": size, "varies": found.random, "moves": found.moves}

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from types import FrameType
+from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -38,7 +39,7 @@ def say(text: str) -> None:
     """Print a line to stderr, if a script has left one that works; above its progress bars."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+            tqdm: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
             if getattr(tqdm, "_instances", None):
                 tqdm.write(text, file=sys.stderr)
             else:

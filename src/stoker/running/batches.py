@@ -349,18 +349,19 @@ class RunBatches:
         self._inner = self._stretches.choose()
 
     def _start_comparison(self, order: BatchOrder) -> None:
+        assert order.copies is not None
         try:
-            indices = IndicesBehind(order)
+            indices = IndicesBehind(order.copies)
             batches = self._changed.make_untouched(self._loader, indices, self._seeds)
         except (OSError, RuntimeError) as error:
             raise_interrupt(error)
             order.copies = None
             self._end_comparison(f"processes for it cannot be started ({error})")
         else:
-            self._comparison = BatchComparison(batches, indices.go_on_alone)
+            self._comparison = BatchComparison(batches)
 
     def _compare(self, comparison: BatchComparison, batch: Any) -> Any:
-        """Return the batch, or the untouched loader's where they differ."""
+        """Return the batch, or the script's own where they differ."""
         changed, why = self._changed, comparison.find_difference(batch)
         if comparison.problem:
             self._end_comparison(comparison.problem)
@@ -369,20 +370,9 @@ class RunBatches:
             assert self._order is not None
             if changed.to_compare <= 0 or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
-        elif changed.choice.own.workers == 0:
+        else:
             self._fall_back(f"batch {comparison.compared + 1} differs: {why}")
             return next(self._inner)
-        else:
-            changed.undo(f"batch {comparison.compared + 1} differs: {why}")
-            _shut_down(self._inner)
-            self._inner, self._comparison = comparison.take_over(), None
-            error, comparison.error = comparison.error, None
-            if error is None:
-                return comparison.own
-            try:
-                raise error
-            finally:
-                del error  # the traceback would keep this frame, and the frame the traceback
         return batch
 
     def _end_comparison(self, problem: str) -> None:
@@ -403,6 +393,8 @@ class RunBatches:
 
     def _close_comparison(self) -> None:
         if self._comparison is not None:
+            assert self._order is not None
+            self._order.copies = None
             self._comparison.close()
             self._comparison = None
 

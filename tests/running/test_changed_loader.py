@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch.utils.data import (  # noqa: E402
     dataloader,
 )
 
+from stoker.basics.warn import say  # noqa: E402
 from stoker.running.batches import ChangedLoader, RunBatches  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
 from stoker.running.outcome import SpeedTurns  # noqa: E402
@@ -189,6 +191,14 @@ def test_threads_of_torch_that_the_comparison_does_not_have_are_told(
     )
     assert said[0].startswith(_compared(len(loader)) + note * told)
     assert (said[0] == _compared(len(loader))) is not told
+
+
+def test_a_line_is_not_glued_to_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = pytest.importorskip("tqdm").tqdm(total=3, file=sys.stderr)
+    bar.update()
+    say("stoker run: told")
+    bar.close()
+    assert "\rstoker run: told\n\r" in capsys.readouterr().err
 
 
 class _ByWorkers(Squares):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,10 +32,14 @@ if __name__ == "__main__":
 @pytest.mark.full
 @measured
 def test_a_vision_script_that_augments_by_itself_without_workers_is_sped_up(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = write_script(tmp_path, PHOTOS)
-    found = analyze(tmp_path, script.name, "--epochs", "1000", seconds=20)
+    with tempfile.TemporaryDirectory() as folder:  # workers' sockets need a short path
+        monkeypatch.setenv("TMPDIR", folder)
+        found = analyze(tmp_path, script.name, "--epochs", "1000", seconds=20)
+        assert os.listdir(folder) == []
+    monkeypatch.undo()
     assert found.report is not None, found.errors
     verdict, action, command, *_ = found.out.strip().splitlines()
     assert "limited by preparing data: it loses" in verdict

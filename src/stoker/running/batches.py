@@ -345,7 +345,6 @@ class RunBatches:
             if not stretches.fits(turns.waits_for_own):
                 return
             self._stretches = stretches
-            stretches.begin()
         self._inner = self._stretches.choose()
 
     def _start_comparison(self, order: BatchOrder) -> None:
@@ -491,18 +490,15 @@ class _Stretches:
         choice = self._changed.choice
         return (choice.own if own else choice.new).lead
 
-    def begin(self) -> None:
-        """Begin with a stretch of the change, unless an epoch before ended with one."""
-        if self._changed.turns.waits_for_own:
-            self._order.reader = self._order
-
     def choose(self) -> Any:
         """Return the iterator of the next batch."""
         order, turns, own = self._order, self._changed.turns, self._now is self._own
         if self._rests:
             return self._now
         first = self._ahead(own) + 1
-        if self._number == first:
+        if self._number == 0 and turns.waits_for_own:  # an epoch before has ended there
+            order.reader = order
+        elif self._number == first:
             self._began_s = time.perf_counter()
         elif self._number == first + turns.batches:
             turns.add(time.perf_counter() - self._began_s, own=own)
@@ -524,9 +520,13 @@ class _Stretches:
         order.reader = None
         if own and self._own is None:
             settings = changed.choice.own
-            self._own = changed.make(
-                self._loader, order, settings, self._seeds, persistent=False, timeout=0
-            )
+            try:
+                self._own = changed.make(
+                    self._loader, order, settings, self._seeds, persistent=False, timeout=0
+                )
+            except (OSError, RuntimeError) as error:  # its workers cannot be started
+                raise_interrupt(error)
+                self._rests, own = True, False
         self._now = self._own if own else self._with
         order.reader = self._now._sampler_iter
         fill(self._now)

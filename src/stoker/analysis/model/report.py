@@ -343,7 +343,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         best = self.first_action
         lines = [self.verdict + "."]
         if best is not None:
-            lines += [f"{self.describe_first(best)}.", f"  {self._write_command(best)}"]
+            lines += [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
         elif self.bound != "compute" and self.prep:
             top = next(iter(self.transforms), None)
             why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
@@ -366,7 +366,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             )
         return "\n".join(lines)
 
-    def describe_first(self, action: Action) -> str:
+    def _describe(self, action: Action) -> str:
         """Return an action with its gain, the time that it saves, and its safety."""
         gain, run_s = action.gain, self.run_s or 3600.0
         saved, whole = (format_rounded(each / 60) for each in (run_s - run_s / gain.value, run_s))

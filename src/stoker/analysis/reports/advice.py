@@ -61,7 +61,6 @@ def advise(report: Report) -> list[Action]:
         *_advise_threads(report),
         *_advise_persistence(report),
         *_advise_caches(report),
-        *_advise_storage(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_packing(report)]
@@ -310,22 +309,6 @@ def _warn_of_changes(report: Report) -> str:
 
 def _round_up_to_mib(size: int) -> str:
     return format_bytes(math.ceil(size / 2**20) * 2**20)
-
-
-def _advise_storage(report: Report) -> Iterator[Action]:
-    if report.rates.S is None or not report.example_bytes:
-        return
-    now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
-    yield Action(
-        "move the data to storage twice as fast",
-        f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
-        predict_gain(report, Change(storage_mbps=2 * now)),
-        f"storage now delivers {_round_to_3_digits(now):,g} MB/s to the job",
-    )
-
-
-def _round_to_3_digits(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def _advise_packing(report: Report) -> Iterator[Action]:

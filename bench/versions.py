@@ -14,45 +14,38 @@ Machine: two cores of an AMD EPYC, 24 GiB, Linux 6.18; Python 3.11.7, NumPy 2.4.
 Results::
 
     [results/versions.json]
-    after over before                          examples/s          processor time  memory
-    -------------------------------------------------------------------------------------
-    warm cache, 110 KB, inline      0.921 (0.833 .. 1.03)   0.921 (0.831 .. 1.04)   0.998
-    warm cache, 110 KB, 2 thr.       1.01 (0.874 .. 1.01)    1.01 (0.875 .. 1.01)   0.998
-    warm cache, 110 KB, 4 thr.      0.964 (0.843 .. 1.02)   0.962 (0.843 .. 1.02)    1.55
-    warm cache, 110 KB, 8 thr.     0.925 (0.889 .. 0.977)  0.928 (0.887 .. 0.979)    1.56
-    warm cache, arrays of 3 KB      0.976 (0.931 .. 0.99)  0.976 (0.931 .. 0.989)   0.992
-    photographs, echo 2, crop        1.02 (0.997 .. 1.04)        1.03 (1 .. 1.03)    1.04
-    photographs, echo 4, crop       0.997 (0.961 .. 1.02)   0.997 (0.978 .. 1.01)   0.996
-    dicts of 12 fields              0.949 (0.824 .. 1.09)   0.948 (0.824 .. 1.09)       1
-    nested examples                  1.02 (0.992 .. 1.04)    1.02 (0.991 .. 1.04)   0.999
-    ragged, padded                  0.947 (0.893 .. 1.15)   0.947 (0.895 .. 1.15)       1
-    batches of 1                        1 (0.923 .. 1.29)       1 (0.924 .. 1.29)       1
-    batches of 8                    0.961 (0.797 .. 1.06)    0.96 (0.797 .. 1.06)       1
-    2 processes, 1 KB rows            1.01 (0.984 .. 1.1)   0.995 (0.979 .. 1.07)   0.993
-    2 processes, 150 KB rows          1.16 (1.11 .. 1.26)     1.25 (1.24 .. 1.36)    0.96
-    100 rows, 2 processes, by CPU     1.04 (1.01 .. 1.05)        1.03 (1 .. 1.06)   0.991
-    random flip                        0.983 (0.978 .. 1)      0.983 (0.973 .. 1)       1
-    windows of an array            0.975 (0.942 .. 0.991)  0.975 (0.942 .. 0.991)    1.02
-    every other column             0.749 (0.732 .. 0.761)     1.22 (1.19 .. 1.24)   0.974
-    JPEGs of 32 x 32, by CPU       0.973 (0.966 .. 0.987)   0.982 (0.97 .. 0.988)       1
-    large PNGs, by CPU                1.65 (1.64 .. 1.72)     1.65 (1.64 .. 1.72)   0.979
-    echo around a fast loader           1 (0.988 .. 1.01)     1.03 (0.933 .. 1.1)    1.01
-    first batch, 100,000 files     0.994 (0.898 .. 0.996)  0.994 (0.898 .. 0.997)   0.999
+    after over before                         examples/s         processor time  memory
+    -----------------------------------------------------------------------------------
+    warm cache, 110 KB, inline     0.93 (0.836 .. 0.992)  0.91 (0.839 .. 0.992)   0.998
+    warm cache, 110 KB, 2 thr.      1.02 (0.879 .. 1.06)    1.01 (0.88 .. 1.07)       1
+    warm cache, 110 KB, 4 thr.       1.1 (0.859 .. 1.22)    1.1 (0.877 .. 1.18)   0.998
+    warm cache, 110 KB, 8 thr.      1.03 (0.857 .. 1.06)  0.991 (0.853 .. 1.06)   0.997
+    warm cache, arrays of 3 KB      1.03 (0.773 .. 1.21)      1 (0.952 .. 1.06)   0.998
+    photographs, echo 2, crop       1.08 (0.928 .. 1.81)   1.03 (0.964 .. 2.41)    1.04
+    photographs, echo 4, crop      0.978 (0.792 .. 1.33)  0.987 (0.766 .. 1.15)   0.985
+    README's chain, echo 2          1.05 (0.878 .. 1.23)      1 (0.842 .. 1.19)    1.01
+    dicts of 12 fields               1.07 (0.702 .. 1.4)   1.04 (0.835 .. 1.46)   0.998
+    nested examples                0.976 (0.768 .. 1.37)  0.992 (0.825 .. 1.16)       1
+    ragged, padded                     1 (0.613 .. 1.13)      1 (0.588 .. 1.06)    1.02
+    batches of 1                   0.964 (0.904 .. 1.24)   1.03 (0.998 .. 1.08)       1
+    batches of 8                      1.08 (0.9 .. 1.25)  0.988 (0.939 .. 1.05)    1.02
+    2 processes, 1 KB rows          0.995 (0.96 .. 1.08)       1.02 (1 .. 1.07)   0.998
+    2 processes, 150 KB rows       0.942 (0.868 .. 1.08)     0.985 (0.953 .. 1)   0.998
+    100 rows, 2 processes, by CPU   1.01 (0.928 .. 1.11)    1.08 (0.908 .. 1.1)   0.994
+    random flip                     0.893 (0.798 .. 1.2)      1 (0.911 .. 1.03)       1
+    windows of an array            0.997 (0.745 .. 1.05)   0.985 (0.929 .. 1.1)       1
+    every other column              1.05 (0.922 .. 1.06)    1.05 (1.03 .. 1.08)    1.03
+    JPEGs of 32 x 32, by CPU        1.01 (0.883 .. 1.08)   1.05 (0.888 .. 1.31)   0.999
+    large PNGs, by CPU                 1 (0.962 .. 1.01)      1 (0.962 .. 1.01)   0.997
+    echo around a fast loader       0.99 (0.972 .. 1.01)  0.958 (0.768 .. 1.14)   0.996
+    first batch, 100,000 files       1.1 (0.789 .. 1.37)   1.09 (0.757 .. 1.12)       1
     [end]
 
-These rows are of commit 7a7d349 against 010c37c, with nothing beside them, by one process of each
-version for all rounds; but the warm cache inline and batches of 1 and 8, which are of a later
-commit, by seven rounds of processes of their own. Such a cache scatters: an item takes a process
-6.9 to 8.6 us, much the same in all its rounds, and the median of eight processes is 8.1 for both
-versions (on a busy machine). Copies by hand from a file in memory scatter alike, from 4.4 to 6.0
-us; that it is by where a process got its pages is a guess. Seven rounds cannot tell 0.92 from 1.
-Memory of 1.55 was the row's other arm, which Python had not collected; now it is.
-
-Rows of small batches inline (*batches of 1*, *of 8*, *windows*) had become dearer by 0.6 us a
-batch: 30 of 1,700 bytecodes, a lock, and a test for an abstract class. Half of it is gone since.
-Dicts and ragged examples moved by a tenth from round to round. By the clock alone *every other
-column* is at 0.75: such batches take less than a millisecond, and are no longer gathered by two
-threads, unless the consumer does something else for longer than that.
+These rows are of commit 9048669f against b43e8133, the one before stages added themselves to a
+flow, on a busy machine (a second run of the same script, then tests: load 5 to 12), so processor
+time is what counts: its median over the rows is 1.00, and one row is below 0.95. That is the warm
+cache inline, which scatters: an item takes a process 6.9 to 8.6 us, much the same in all its
+rounds, and copies by hand from a file in memory scatter alike, from 4.4 to 6.0 us.
 
 Caveats: on shared cores the clock says little, and processor time of single rows still moves by a
 few hundredths from run to run. Both versions use the same stoker-native, that of the environment.

@@ -1,4 +1,4 @@
-"""Certificates for tests, made as docs/cluster.md says."""
+"""Certificates for tests, made as docs/sharing.md says."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class CountingStream:
 
 
 class GoesOn(CountingStream):
-    """Goes on where it stands, as the class of docs/streams.md."""
+    """Goes on where it stands, as the class of docs/loaders.md."""
 
     def __iter__(self) -> Iterator[int]:
         begin, self.at = self.at, 0

@@ -211,7 +211,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     for stage_name in _settings(chain):
         raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
-        raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., max_errors=)")
+        raise ValueError(f"{what} has max_errors=: give it to the mixture, mix(..., max_errors=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
     return MixedPart(source, chain.selection, described, tuple(chain.signature()))
 

@@ -69,8 +69,8 @@ def from_dataset(
         seed: of shuffling, echoing and random maps; drawn at random by default.
         max_errors: how many examples of an epoch may be skipped after an error in a stage before
             ``batch``: a number (``100``) or a share (``"1%"``). Each skip is logged (logger
-            ``stoker``) and counted in ``stats()``; one too many raises BudgetSpent with the list. A
-            stage may have its own budget.
+            ``stoker``) and counted in ``stats()``; one too many raises TooManyErrors with the list.
+            A stage may have its own.
 
     Raises TypeError if a method is missing.
     """
@@ -176,7 +176,7 @@ def from_table(
         seed, max_errors: as in ``from_dataset``.
 
     Raises TypeError for any other object, ValueError for a table without rows, ImportError without
-    pyarrow (``pip install 'stoker[parquet]'``).
+    pyarrow (``pip install pyarrow``).
     """
     from stoker.sources.arrow.table import TableSource
 
@@ -300,7 +300,7 @@ def from_folder(
 
     Args:
         path: a folder, or its URL in an object store (``s3://...``, and others that fsspec lists;
-            needs ``pip install 'stoker[remote]'``). HTTP lists nothing: see ``from_files``.
+            needs ``pip install 'fsspec[http,s3]'``). HTTP lists nothing: see ``from_files``.
         extensions: read files with these extensions instead of images, such as ``[".wav",
             ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
         classes: the names of all classes, in the order of their labels: give a validation folder,
@@ -360,7 +360,7 @@ def from_parquet(
     timeout_s: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
-    """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
+    """Read rows of Parquet files: dicts by column. Needs ``pip install pyarrow``.
 
     Numbers are NumPy's, lists of numbers arrays, text and bytes Python's, structs dicts; null is
     None. Row groups are read whole, and kept in up to a quarter of the memory that is free now (in
@@ -466,7 +466,7 @@ def from_csv(
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is not
     CSV, lacks a column or does not fit into memory, for files whose columns differ, and if there
-    are no rows; ImportError without pyarrow (``pip install 'stoker[parquet]'``).
+    are no rows; ImportError without pyarrow (``pip install pyarrow``).
     """
     from stoker.sources.arrow.csv_files import CsvSource
 
@@ -494,8 +494,8 @@ def from_tar(
     Args:
         paths: files, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, max_errors: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
-            incomplete examples may be skipped.
+        seed, max_errors: as in ``from_dataset``. With ``max_errors=``, a truncated shard is a
+            warning, and incomplete examples may be skipped.
         requests, timeout_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 

@@ -6,7 +6,7 @@
     ├── UnlikeError   an example does not fit into its batch: usually a StageError's cause
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
-    ├── BudgetSpent   more examples failed than may be skipped: look at the list
+    ├── TooManyErrors more examples failed than may be skipped: look at the list
     ├── FeedError     a feed is missing, cannot be prepared or has failed: the message says which
     ├── CacheError    a cache is damaged, in use or cannot be made: the message says which
     ├── ClusterError  this process is in no cluster that answers: join one first
@@ -27,7 +27,7 @@ from typing import TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
 _HERE = os.path.dirname(__file__) + os.sep
-# Skips in the message of BudgetSpent: a screenful.
+# Skips in the message of TooManyErrors: a screenful.
 _SHOWN = 20
 
 
@@ -160,16 +160,16 @@ class Skip:
         return f"{which}{where}: {self.stage}: {self.cause}"
 
 
-class BudgetSpent(StokerError):
+class TooManyErrors(StokerError):
     """More examples failed in an epoch than ``max_errors=`` allows to skip.
 
-    Raised by ``next()`` when the next batch depends on the failure that exceeds the budget, which
-    is its ``__cause__``. The state of the last batch can be resumed with a larger budget.
+    Raised by ``next()`` when the next batch depends on the failure that is one too many, which
+    is its ``__cause__``. The state of the last batch can be resumed with a larger ``max_errors=``.
 
     Attributes:
         skips: the failures since the epoch began or was resumed, the last one included (of very
-            many, the first thousand); of a stage's own budget, the failures of that stage.
-        skipped: how many failures counted against this budget in the epoch.
+            many, the first thousand); with a stage's own ``max_errors=``, those of that stage.
+        skipped: how many failures there are in the epoch, that stage's or all others.
     """
 
     def __init__(self, budget: str, stage: str | None, skips: Sequence[Skip], skipped: int) -> None:
@@ -182,11 +182,11 @@ class BudgetSpent(StokerError):
         if skipped > len(shown):
             shown.insert(0, f"  ... and {skipped - len(shown):,} before")
         failed = f"{skipped:,} example{'s' * (skipped > 1)} failed in this epoch"
-        head = f"{failed}, the skip budget{of} is {budget}:"
+        head = f"{failed}, max_errors={of} allows {budget}:"
         super().__init__("\n".join([head, *shown]))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return BudgetSpent, (self.budget, self.stage, self.skips, self.skipped)
+        return TooManyErrors, (self.budget, self.stage, self.skips, self.skipped)
 
 
 class RemoteError(StokerError):

@@ -47,7 +47,7 @@ METHODS = {
     "to": ".to_torch(device) and .to_jax(device) make tensors",
     "transform": _CHANGES,
     "unbatch": "leave .batch() out: before it a pipeline has examples",
-    "window": _WINDOWS,
+    "window": "a stoker.WindowStage makes windows of examples",
     "with_epoch": ".steps(n) ends an epoch after n batches",
     "with_transform": _CHANGES,
     **dict.fromkeys(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker import foreign
 from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
@@ -25,6 +24,7 @@ from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
+from stoker.foreign import METHODS, explain_calls, hint
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, measured
@@ -243,7 +243,7 @@ class Pipeline(EpochApi[T]):
 
         The others are not read. Before ``shuffle`` they are the same in every epoch (to try things
         out, or to overfit); after it, they differ in each epoch. After ``shard`` each rank has
-        ``n``. Examples that a skip budget leaves out later count.
+        ``n``. Examples that ``max_errors=`` leaves out later count.
 
         Args:
             n: how many.
@@ -326,7 +326,7 @@ class Pipeline(EpochApi[T]):
             fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``.
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
-            max_errors: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            max_errors: how many it may skip (see ``from_dataset``); by default the pipeline's.
             progress: call ``fn(x, progress)`` with a ``stoker.types.Progress``: the epoch of the
                 data, and how much of it comes before the example's own place, from 0 to 1. It is
                 the same on all ranks, in all workers and after a resume.
@@ -409,7 +409,7 @@ class Pipeline(EpochApi[T]):
         Args:
             fn: called as ``fn(state, example)`` by one thread at a time; returns the next state
                 (the old one, changed, or another), and an example or ``stoker.DROP``. It must be
-                deterministic, and keep nothing outside its state. No skip budget covers its errors.
+                deterministic, and keep nothing outside its state. No ``max_errors=`` covers it.
             state: a value of dicts with text as keys, lists, text, numbers, booleans, None.
             dump, load: for other states: ``dump`` turns a state into values for JSON, or bytes, and
                 ``load`` turns these into a state: ``dump=list, load=set``. Examples must then not
@@ -809,7 +809,7 @@ class Pipeline(EpochApi[T]):
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises again what a property raised
             missing = f"a pipeline has no attribute {name!r}"
-            raise AttributeError(missing + foreign.hint(name, foreign.METHODS, dir(type(self))))
+            raise AttributeError(missing + hint(name, METHODS, dir(type(self))))
 
     def stats(self) -> Stats:
         """Return statistics of the running epoch, or else of the last one; ``print`` shows them."""
@@ -836,4 +836,4 @@ class Pipeline(EpochApi[T]):
         return f"<stoker.Pipeline {self.chain}>"
 
 
-foreign.explain_calls(Pipeline)
+explain_calls(Pipeline)

@@ -355,8 +355,8 @@ class Stats:
     batches: int
     """Batches (or single examples, in a pipeline without batches) yielded so far."""
     realised_factor: float
-    """Uses per fresh example so far: 1 without echoes, 0 before the first batch. Behind a filter, a
-    skip budget or ``.pack()``, uses per item that the pools have taken in."""
+    """Uses per fresh example so far: 1 without echoes, 0 before the first batch. Behind a filter,
+    ``max_errors=`` or ``.pack()``, uses per item that the pools have taken in."""
     dropped_uses: int
     """Uses that ``drop_last`` leaves out at the end of the epoch; 0 if unknown."""
     repeats_in_batches: int

@@ -20,7 +20,7 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
     epochs have a length.
 
     Raises ValueError when training begins if the trainer has no such pipeline, if epochs have no
-    length (``.steps(n)`` gives one), and if each rank has its own state (filters and skip budgets).
+    length (``.steps(n)`` gives one), and if ranks have their own states (filters, ``max_errors=``).
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,8 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
             raise ValueError(f"the Trainer counts epochs by batches: {error}") from None
         if train.chain.ranks_differ:
             raise ValueError(
-                "filters, skip budgets and remainder='uneven' leave each rank with a state of its "
-                "own, "
-                "and the Trainer keeps that of one: leave examples out before sharding"
+                "filters, max_errors= and remainder='uneven' leave each rank with a state of its "
+                "own, and the Trainer keeps that of one: leave examples out before sharding"
             )
         self._train = train
         told = state.stateful_callbacks.get(type(self).__name__, {})

@@ -47,6 +47,7 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "caching.md",
     "coming-from.md",
     "echoing.md",
+    "epochs.md",
     "first-steps.md",
     "how-do-i.md",
     "images.md",
@@ -59,13 +60,11 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "remote.md",
     "resuming.md",
     "run.md",
-    "schedules.md",
     "sharing.md",
     "tested.md",
 }
 HEAVY = {  # what they import
     "frameworks.md",
-    "jax.md",
     "sources.md",
 }
 

@@ -1742,7 +1742,7 @@ def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
     found: list[list[int]] = []
     with leaving_nothing():
         iterator = iter(pipeline.workers(workers, kind=kind))
-        with pytest.raises(stoker.BudgetSpent, match="the skip budget is 2") as caught:
+        with pytest.raises(stoker.TooManyErrors, match="max_errors= allows 2") as caught:
             collect(iterator, found)
         assert next(iterator, None) is None
         assert [skip.index for skip in caught.value.skips] == [5, 21, 40]

@@ -101,7 +101,7 @@ def letter(layer: Any) -> str:
 
 
 def is_echo(layer: Any) -> bool:
-    return isinstance(layer, Own) and layer.stage.repeats
+    return isinstance(layer, Own) and layer.stage.traits.repeats
 
 
 def is_sift(layer: Any) -> bool:
@@ -217,7 +217,7 @@ def test_segments_know_what_comes_in(chain: Chain) -> None:
             assert layer.batches_in == batches
             assert layer.on_device == on_device
             batches = batches or layer.batch is not None
-        on_device = on_device or (isinstance(layer, Own) and layer.stage.moves)
+        on_device = on_device or (isinstance(layer, Own) and layer.stage.traits.moves)
     first = next(iter(chain.flow.segments), None)
     assert all(segment.source is None for segment in chain.flow.segments[1:])
     if first is not None:

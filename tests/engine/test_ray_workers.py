@@ -26,7 +26,7 @@ from descriptors import RAISED
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cluster.workers import ray_kind
-from stoker.errors import BudgetSpent, StageError, WorkerDied
+from stoker.errors import StageError, TooManyErrors, WorkerDied
 from strategies import shortened
 
 pytestmark = MARKS
@@ -319,7 +319,7 @@ def test_what_goes_wrong_is_told_as_by_worker_processes(cluster: Any) -> None:
     assert errors(chain.workers(2, kind="ray")) == errors(chain.workers(2, kind="process"))
 
     strict = data((5, 50), max_errors=1).workers(1, kind="ray")
-    with pytest.raises(BudgetSpent, match="2 examples failed"):
+    with pytest.raises(TooManyErrors, match="2 examples failed"):
         list(strict)
 
 

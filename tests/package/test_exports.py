@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ import sys
 before = set(sys.modules)
 import stoker
 
+assert not {"numpy", "stoker.pipeline"} & (set(sys.modules) - before), "before a name is used"
+stoker.Pipeline
 loaded = {
     name.partition(".")[0]
     for name in set(sys.modules) - before
@@ -26,6 +29,12 @@ loaded = {
 }
 print(*sorted(loaded - sys.stdlib_module_names - {"stoker"}))
 """
+
+
+def test_any_module_may_be_imported_first() -> None:
+    """A name of the package imports all of it: the modules themselves use none."""
+    modules = [f for f in Path(stoker.__file__).parent.rglob("*.py") if f.name != "api.py"]
+    assert [f for f in modules if re.search("^from stoker import", f.read_text(), re.M)] == []
 
 
 def test_all_is_sorted_and_free_of_duplicates() -> None:

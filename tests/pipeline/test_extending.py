@@ -84,6 +84,19 @@ def deduplicated(seen: set[float], example: Any) -> tuple[set[float], Any]:
     return seen | {key}, example
 
 
+def windowed(size: int, stride: int) -> Any:
+    """Return what makes windows with a scan: its state has all examples so far."""
+
+    def step(before: list[Any], example: Any) -> tuple[list[Any], Any]:
+        seen = [*before, example]
+        first = len(seen) - size
+        if first < 0 or first % stride:
+            return seen, stoker.DROP
+        return seen, stoker_lmdb.Windows(size).make(seen[first:])
+
+    return step
+
+
 @stoker.thread_safe
 def is_kept(number: int) -> bool:
     return number % 5 > 0
@@ -115,6 +128,7 @@ class Built:
     filtered: bool = False
     skips: bool = False
     dedup: bool = False
+    windows: tuple[int, int] | None = None
     echo: Any = None
     batch_echo: bool = False
     mixed: bool = False
@@ -154,6 +168,13 @@ class Built:
                 if own
                 else made.apply(stoker_lmdb.Dedup(key_of))
             )
+        if self.windows is not None:
+            dump = {"dump": pickle.dumps, "load": pickle.loads}
+            made = (
+                made.scan(windowed(*self.windows), [], **dump)
+                if own
+                else made.apply(stoker_lmdb.Windows(*self.windows))
+            )
         made = made.map(_twice, on=1) if own else self._applied(made)
         if self.echo is not None:
             made = made.echo(self.echo, pool=3 * self.batch + 4)
@@ -190,6 +211,7 @@ def builts(draw: st.DrawFn) -> Built:
         filtered=draw(leaves_out),
         skips=draw(leaves_out),
         dedup=draw(leaves_out),
+        windows=draw(st.sampled_from([None, (1, 3), (3, 1), (3, 2)])) if draw(leaves_out) else None,
         echo=echo,
         batch_echo=echo is None and draw(flag),
         mixed=mixed,
@@ -232,7 +254,8 @@ def test_states_of_one_fit_the_other_where_the_source_is_not_compared(built: Bui
     made = replace(built, mixed=False).pipeline()
     own = replace(built, mixed=False).pipeline(own=True)
     saved, other = made.state_dict(), own.state_dict()
-    assert len(saved["pipeline"]) == len(other["pipeline"]) + 1  # two maps in place of one
+    more = 1 + (built.windows is not None)  # two maps in place of one; windows, and a map
+    assert len(saved["pipeline"]) == len(other["pipeline"]) + more
     assert saved["pipeline"][0].startswith("LmdbTable of ")
 
 
@@ -240,8 +263,8 @@ def test_states_of_one_fit_the_other_where_the_source_is_not_compared(built: Bui
 def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
     def auto() -> stoker.Pipeline[Any]:
         table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
-        table = table.apply(stoker_lmdb.Dedup(key_of)).echo()
-        return table.apply(stoker_lmdb.Doubled(1)).random_map(noisy, on=1).batch(3).steps(5)
+        table = table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Windows(3)).echo()
+        return table.apply(stoker_lmdb.Doubled(1)).random_map(noisy, on=1).batch(3).steps(4)
 
     train = auto().workers(workers)
     with iter(train) as batches:
@@ -250,7 +273,7 @@ def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
         found += batches
     again = auto().replay(train.record()).workers(0)
     whole = stream(again)
-    assert len(whole) == len(found) == 5
+    assert len(whole) == len(found) == 4
     again = auto().replay(train.record()).workers(0)
     again.load_state_dict(state)
     assert stream(again) == whole[2:]
@@ -298,7 +321,8 @@ SERVED = """
 
     def batches():
         table = stoker_lmdb.from_lmdb({table!r}, numbered, seed=3).shuffle()
-        return table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Doubled(1)).batch(4)
+        table = table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Windows(3))
+        return table.apply(stoker_lmdb.Doubled(1)).batch(4)
 
     def examples():
         return stoker_lmdb.from_lmdb({table!r}, numbered, seed=3).shuffle()
@@ -336,7 +360,8 @@ def served(tmp_path: Path) -> Iterator[Any]:
 
 def test_a_feed_serves_them(served: Any) -> None:
     table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
-    table = table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Doubled(1)).batch(4)
+    table = table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Windows(3))
+    table = table.apply(stoker_lmdb.Doubled(1)).batch(4)
     expected = stream(table)
     name = served("batches")
     assert stream(stoker.from_feed(name)) == expected
@@ -356,9 +381,10 @@ def test_what_comes_from_a_feed_goes_through_a_stage(served: Any) -> None:
 
     def job() -> stoker.Pipeline[Any]:
         feed = stoker.from_feed(name, seed=3).apply(stoker_lmdb.Dedup(key_of))
-        return feed.apply(stoker_lmdb.Doubled(1)).random_map(noisy, on=1).batch(4)
+        feed = feed.apply(stoker_lmdb.Windows(3)).apply(stoker_lmdb.Doubled(1))
+        return feed.random_map(noisy, on=1).batch(4)
 
-    expected = stream(Built(MOST, 4, dedup=True).pipeline(own=True).workers(0))
+    expected = stream(Built(MOST, 4, dedup=True, windows=(3, 1)).pipeline(own=True).workers(0))
     assert stream(job()) == expected
 
 
@@ -414,7 +440,7 @@ def test_a_source_that_cannot_say_which_data_it_reads_needs_a_version(tmp_path: 
 
 def test_the_package_imports_nothing_private() -> None:
     files = sorted(PACKAGE.glob("*.py"))
-    assert len(files) == 3
+    assert len(files) == 4
     for file in files:
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stoker_lmdb
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -565,6 +566,12 @@ REFUSED: dict[str, tuple[Made, str]] = {
             p.shuffle().shard(rank=rank, world_size=world).scan(running, 0).batch(4).steps(9)
         ),
         r"what \.scan\(running\) is at the middle of is the rank's own",
+    ),
+    "windows": (
+        lambda p, rank, world: (
+            p.shuffle().shard(rank=rank, world_size=world).apply(stoker_lmdb.Every(3)).batch(4)
+        ),
+        r"what \.every\(3\): window is at the middle of is the rank's own",
     ),
     "echo and pack": (
         lambda p, rank, world: (

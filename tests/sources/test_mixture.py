@@ -365,7 +365,7 @@ def test_a_truncated_shard_may_be_in_a_part_of_a_mixture_with_a_budget(tmp_path:
     os.truncate(tmp_path / "s.tar", 512 * 11)  # of the sixth the header is there
     with pytest.warns(UserWarning, match="truncated"):
         part = stoker.from_tar(tmp_path / "s.tar", max_errors=1).map(lambda row: int(row["cls"]))
-    with pytest.raises(ValueError, match="has a skip budget"):
+    with pytest.raises(ValueError, match="has max_errors="):
         stoker.mix([part])
     assert [int(x) for x in stoker.mix([part], max_errors=2)] == list(range(5))
 
@@ -383,7 +383,7 @@ numbers = np.arange(9)
         (lambda p: p.steps(2), r"has \.steps\(\)"),
         (lambda p: p.workers(2), r"has \.workers\(\)"),
         (lambda p: p.repeat(), r"has \.repeat\(\)"),
-        (lambda p: stoker.from_dataset(numbers, max_errors=1), "has a skip budget"),
+        (lambda p: stoker.from_dataset(numbers, max_errors=1), "has max_errors="),
         (lambda p: stoker.from_iterable([1]), "no examples with numbers"),
         (lambda p: stoker.from_loader([1]), "no examples with numbers"),
         (lambda p: stoker.mix([p]), "is a mixture"),

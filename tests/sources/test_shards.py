@@ -245,7 +245,7 @@ def test_truncated_shards(tmp_path: Path) -> None:
     assert [example["__key__"] for example in train] == ["0", "1", "2"]
     with pytest.warns(UserWarning, match="left out"):
         train = stoker.from_tar(shard, max_errors="0.1%")
-    with pytest.raises(stoker.BudgetSpent, match=r"'bin' of example '3': .*a\.tar is truncated"):
+    with pytest.raises(stoker.TooManyErrors, match=r"'bin' of example '3': .*a\.tar is truncated"):
         list(train)
     Path(shard).write_bytes(whole[:3072] + b"garbage!" * 64 + whole[3584:])
     with pytest.raises(ValueError, match=r"a\.tar is damaged: there is no header at byte 3,072"):

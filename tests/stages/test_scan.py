@@ -603,7 +603,7 @@ def test_ranks_scan_their_own_parts() -> None:
     even = (
         stoker.from_dataset(range(80), seed=3).shard(rank=0, world_size=2).scan(counted, 0).batch(4)
     )
-    with pytest.raises(ValueError, match=r"scans and skip budgets.*steps"):
+    with pytest.raises(ValueError, match=r"scans and max_errors=.*steps"):
         iter(even)
 
 

@@ -93,7 +93,7 @@ def lr_schedule(
             echoing.
         train: the pipeline that the loop iterates over.
         steps_per_epoch: how many batches an epoch would have without echoing, where the pipeline
-            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
+            cannot tell (filters, ``max_errors=``). Under ``.steps(n)`` that is ``n``.
 
     Raises:
         TypeError: ``scheduler`` is not a scheduler, or follows a metric (``ReduceLROnPlateau``);

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
-from stoker.engine.flow import Flow
-from stoker.engine.orders import Orders
-from stoker.engine.skip import RAISE, Budget, MaxErrors, budget_of
-from stoker.engine.work.step import RowStep
+from stoker.engine.skip import RAISE, MaxErrors, budget_of
 from stoker.engine.workers.make import Workers
 from stoker.errors import CombinationError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng
 from stoker.schedule.batch_bounds import PlannedBounds
-from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.schedule.selection import Selection
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.stages.composite import Stage
-from stoker.stages.stage import ChainStage, first_with, followed, not_known
+from stoker.stages.stage import ChainStage, ChainView, first_with, followed, not_known
 from stoker.stats import Counts
 
 
@@ -38,36 +33,16 @@ class Applied(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(ChainView):
     """A pipeline without its position.
 
     Attributes:
-        source: the source of the examples.
-        seed: the seed of shuffling, echoing and random maps; ``is_seed_drawn``: the user gave none.
         is_seed_open: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
-        budget: the budget for skipping examples.
-        stages: in order; each is bound to the stages before it.
-        workers: the number and kind of workers; None for ``default_threads``.
-        steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
-        flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
         applied: the user's stages; a stage comes before the stages that contain it.
-        record: the decisions of an earlier run that are repeated, or None.
-        leg: the rest of an epoch that other ranks began; None for whole epochs. A pipeline's own
-            chain never has one; the chain of a run may (``on_leg``).
     """
 
-    source: SourceBase
-    seed: int
-    is_seed_drawn: bool
-    budget: Budget = RAISE
-    stages: tuple[ChainStage, ...] = ()
-    workers: Workers | None = None
-    steps: int | None = None
-    flows: bool = False
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
-    record: RunRecord | None = field(default=None, compare=False)
-    leg: EpochRest | None = field(default=None, compare=False)
 
     @classmethod
     def begin(cls, source: SourceBase, seed: Any, max_errors: MaxErrors = 0) -> Chain:
@@ -263,30 +238,6 @@ class Chain:
             return None
         return self.steps - (0 if self.leg is None else self.leg.before.steps)
 
-    @cached_property
-    def orders(self) -> Orders:
-        """Which examples each epoch has, and in what order."""
-        selection, batch = Selection(), self.batch
-        for stage in self.stages:
-            selection = stage.select(selection)
-        group = 1 if batch is None else batch.n
-        selection = replace(selection.in_batches(group), leg=self.leg)
-        rules = (stage.batch_rule for stage in self.stages)
-        rule = next((rule for rule in rules if rule is not None), None)
-        return Orders(self.indexed, selection, group, rule)
-
-    @cached_property
-    def flow(self) -> Flow:
-        """What its stages do to the examples."""
-        masks = (stage.padding_mask for stage in self.stages)
-        mask = next((mask for mask in masks if mask is not None), None)
-        return Flow(self.source, self.orders, self.stages, self.budget, mask)
-
-    @property
-    def indexed(self) -> IndexedSource | None:
-        """Its source, if examples are read by number; else None."""
-        return self.source if isinstance(self.source, IndexedSource) else None
-
     @property
     def rank_world(self) -> tuple[int, int]:
         """This process's rank, and the number of ranks that share an epoch."""
@@ -294,19 +245,9 @@ class Chain:
         return (0, 1) if share is None else (share.rank, share.world)
 
     @property
-    def selection(self) -> Selection:
-        """Which examples an epoch has, and in what order."""
-        return self.orders.selection
-
-    @property
     def shard(self) -> Any:
         """Its shard stage, or None."""
         return first_with(self.stages, lambda t: t.shards)
-
-    @property
-    def batch(self) -> Any:
-        """Its batch stage, or None."""
-        return first_with(self.stages, lambda t: t.batches)
 
     @property
     def awaits_seed(self) -> bool:
@@ -330,22 +271,6 @@ class Chain:
             return True
         return any(t.shuffles or t.is_random or t.repeats for t in each)
 
-    @property
-    def operations(self) -> tuple[RowStep, ...]:
-        """The operations on single examples before the first pool or batch, in order."""
-        first = next(iter(self.flow.segments), None)
-        return () if first is None else tuple(first.operations)
-
-    @property
-    def echo(self) -> Any:
-        """Its echo, or None."""
-        return first_with(self.stages, lambda t: t.repeats)
-
-    @property
-    def has_fixed_echo(self) -> bool:
-        """Whether it has an echo with a fixed factor."""
-        return self.echo is not None and not self.echo.is_adaptive
-
     def check_skips(self) -> None:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
         by = '.echo("auto")' if self.follows_clock else None
@@ -358,30 +283,10 @@ class Chain:
             )
 
     @property
-    def follows_clock(self) -> bool:
-        """Whether it has an echo that decides by the items that are ready."""
-        return self.record is None and self.echo is not None and self.echo.is_adaptive
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether its outputs are batches."""
-        return self.source.yields_batches or any(s.traits.batches for s in self.stages)
-
-    @property
-    def batch_size(self) -> int:
-        """The examples in a batch, 1 where the chain makes none."""
-        return self.orders.group
-
-    @property
     def size_of_batches(self) -> int | list[int]:
         """How large batches are, as a state says it: a number, or what their plan is made by."""
         size: int | list[int] = self.batch_size if self.batch is None else self.batch.size
         return size
-
-    @property
-    def drops_last(self) -> bool:
-        """Whether a short last batch is left out."""
-        return self.batch is not None and bool(self.batch.drop_last)
 
     @property
     def late(self) -> ChainStage | None:
@@ -394,34 +299,18 @@ class Chain:
         return any(stage.traits.joins for stage in self.stages)
 
     @property
-    def may_leave_out(self) -> bool:
-        """Whether filters, skip budgets or packing may reduce the number of examples."""
-        each = [stage.traits for stage in self.stages]
-        return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
-
-    @property
     def ranks_differ(self) -> bool:
         """Whether each rank has a state of its own, as ranks may read unequally far."""
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.plans_batches and self.echo is not None)
+        unequal = self.leaves_out_by_value or (self.plans_batches and self.echo is not None)
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone or self.late is not None
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers prepare outputs while the consumer trains."""
-        return self.workers is None or self.workers.count != 0
 
     def __str__(self) -> str:
         names = [self.source.name, *(stage.name for stage in self.stages)]
         return f"{'.'.join(names)} seed={self.seed}"
-
-    def signature(self) -> list[str]:
-        """Return the lines that a state, a record or a feed must match."""
-        lines = [stage.signature() for stage in self.stages]
-        return [self.source.signature(), *(line for line in lines if line is not None)]
 
     @property
     def plans_batches(self) -> bool:

@@ -61,7 +61,7 @@ class EpochApi(Generic[T]):
         """Return the batches (or examples, without batches) of the running epoch, or the next.
 
         Raises TypeError if the number is not known in advance: for streams, loaders without a
-        length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
+        length, filters, ``max_errors=`` and ``.echo("auto")``; unless ``.steps(n)`` is set.
         """
         return self._cursor.count()
 
@@ -139,7 +139,7 @@ class EpochApi(Generic[T]):
         """Have the next ``iter()`` begin behind the first ``n`` batches of its epoch.
 
         If a state was loaded, those behind which it was saved are counted. Nothing is read for it,
-        whatever ``n`` is, without filters, skip budgets and echoes, or with one echo of a fixed
+        whatever ``n`` is, without filters, ``max_errors=`` and echoes, or with one echo of a fixed
         factor whose pool has a known size (``pool=`` of items, or a later epoch), whose draws are
         then repeated: some microseconds each. Else the batches are made and dropped, by ``iter()``.
 
@@ -176,15 +176,14 @@ class EpochApi(Generic[T]):
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
         made again; under Lightning without a length or an acknowledgement, because it has read a
         batch ahead that would be lost; and under Lightning and Accelerate, which keep one state for
-        all ranks, where filters or skip budgets may leave those unequal.
+        all ranks, where filters or ``max_errors=`` may leave those unequal.
         """
         keeper = framework_with_one_state() if self.chain.ranks_differ else None
         if keeper is not None:
             raise StateError(
                 f"{keeper} keeps the state of one rank for all, and here the states of ranks "
-                "differ: filters, skip budgets and remainder='uneven' give them unequal parts. "
-                "Leave "
-                "examples out before sharding, or save each rank's state_dict() yourself"
+                "differ: filters, max_errors= and remainder='uneven' give them unequal parts. "
+                "Leave examples out before sharding, or save each rank's state_dict() yourself"
             )
         return wrap_state(self._cursor.save())
 

@@ -355,7 +355,7 @@ def _nodes(saved: list[Any], flow: Flow, bounds: Bounds) -> list[Node | None]:
 def _in_place(nodes: list[Any], flow: Flow) -> list[Any]:
     """Return a node for each layer with a kind.
 
-    None for a filter that is there for a skip budget alone, if the saved run had no budget.
+    None for a filter that is there for ``max_errors=`` alone, if the saved run had none.
     """
     kinds, filters = [node["kind"] for node in nodes], Sift.kind
     if kinds == list(flow.kinds):
@@ -366,6 +366,6 @@ def _in_place(nodes: list[Any], flow: Flow) -> list[Any]:
         return [None if kind == filters else next(rest) for kind in flow.kinds]
     if [kind for kind in kinds if kind != filters] == others:
         raise StateError(
-            "the state was saved with other skip budgets: examples it left out cannot be told"
+            "the state was saved with another max_errors=: examples it left out cannot be told"
         )
     raise ValueError(f"{compact_integers.short_repr(kinds)} are in it, not {list(flow.kinds)}")

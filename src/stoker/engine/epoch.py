@@ -211,9 +211,9 @@ class EpochStreams:
         )
         own: Any = layer.stage.stream(upstream, context)
         self.own.append(own)
-        if layer.stage.repeats:
+        if layer.stage.traits.repeats:
             self.echo = own
-        if layer.stage.moves:  # the mask, too
+        if layer.stage.traits.moves:  # the mask, too
             self.last, self.mask, self._depth = own, None, 0
         stream: Stream = own
         return stream

@@ -52,14 +52,14 @@ class Own:
     def __post_init__(self) -> None:
         self.kind: str | None = self.stage.kind
         self.is_decided: bool = self.stage.is_decided
-        self.needs_work_behind = not self.stage.moves
-        self.ends_examples = self.holds_batches or not self.stage.repeats
+        self.needs_work_behind = not self.stage.traits.moves
+        self.ends_examples = self.holds_batches or not self.stage.traits.repeats
 
     def look_behind(self, behind: Behind) -> Behind:
         """Note what stands behind it; return what stands behind the layer before it."""
         stage, self.leaks = self.stage, behind.leaks
         return Behind(
-            stage.repeats or (behind.into_pool and not stage.moves),
+            stage.traits.repeats or (behind.into_pool and not stage.traits.moves),
             behind.is_followed or stage.is_adaptive,
             stage.in_turn,
             behind.leaks or self.is_decided,
@@ -81,7 +81,7 @@ class Sift:
     """The layer that drops outputs of the segment before it: by filters, or as skips.
 
     Attributes:
-        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
+        budgets: what ``max_errors=`` allows, by account: 0 is the pipeline's, others are stages'.
         on_device: whether it comes after ``.to_torch(device)``.
         at: its place among the layers.
     """
@@ -175,11 +175,11 @@ class Flow:
     def put(self, stage: Any) -> None:
         """Put the stream of a stage on top; a segment comes right before it if it needs one."""
         self._close()
-        takes_any = stage.moves or stage.repeats
+        takes_any = stage.traits.moves or stage.traits.repeats
         if not takes_any and self._layers[-1].needs_work_behind:
             self._layers.append(self._new())
         self._layers.append(Own(stage, self._batches, self._on_device))
-        self._on_device = self._on_device or stage.moves
+        self._on_device = self._on_device or stage.traits.moves
 
     def join(self, length: int) -> None:
         """Items are pieces of full sequences of this length: the segment behind joins them."""
@@ -207,7 +207,7 @@ class Flow:
     def echo(self) -> Own | None:
         """The layer of an echo."""
         own = (layer for layer in self._layers if isinstance(layer, Own))
-        return next((layer for layer in own if layer.stage.repeats), None)
+        return next((layer for layer in own if layer.stage.traits.repeats), None)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class Run:
             return ""
         left_out = self._filter_count + self._skip_log.skipped
         if left_out:
-            return f"filters, scans and skip budgets left out {left_out:,} examples"
+            return f"filters, scans and max_errors= left out {left_out:,} examples"
         batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
         drop_count = self._drop_count()
         if batch is not None and drop_count:

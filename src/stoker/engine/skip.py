@@ -1,4 +1,4 @@
-"""Skip budgets: the number of bad examples that a run may skip before it stops."""
+"""``max_errors=``: the number of bad examples that a run may skip before it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams whose items depend on values: filters, skip budgets, and the base of scans and packing.
+"""Streams whose items depend on values: filters, ``max_errors=``, the base of scans and packing.
 
 So planning may have to wait for values. A thread that must not block gets ``WouldBlock`` instead,
 and planning is tried again when the value is there.
@@ -40,7 +40,7 @@ from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.segment import Segment
 from stoker.engine.workers.tasks import Task
-from stoker.errors import BudgetSpent, Skip, StageError, describe_error
+from stoker.errors import Skip, StageError, TooManyErrors, describe_error
 
 
 class DecidingStream(PolledStream):
@@ -239,13 +239,13 @@ class SkipLog:
         self.filtered = filtered
 
     def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
-        """Record one skip. Raises BudgetSpent, and records nothing, if the budget is used up."""
+        """Record one skip. Raises TooManyErrors, and records nothing, if the budget is used up."""
         count = self.spent.get(account, 0) + 1
         skip = Skip(error.stage, error.index, error.path, describe_error(error.__cause__))
         if not budget.allows(count, self.examples, seen):
             stage = error.stage if account else None
             skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
-            raise BudgetSpent(str(budget), stage, skips, count) from error
+            raise TooManyErrors(str(budget), stage, skips, count) from error
         self.spent[account] = count
         self.skipped += 1
         if len(self.skips) < _LISTED:
@@ -257,7 +257,7 @@ class FilteredStream(OrderedStream):
     """The surviving items of a stream, in order.
 
     Args:
-        budgets: the skip budgets, by account.
+        budgets: what ``max_errors=`` allows, by account.
         part: the number of the segment before it among the layers of the flow.
         upstream: the stream of items.
         skip_log: records skips.
@@ -357,9 +357,9 @@ class FilteredStream(OrderedStream):
             self._survivors.append(item)
 
     def _skips(self, item: Item, failure: Failure) -> bool:
-        """True if a failure is skipped. Raises BudgetSpent if the budget is used up.
+        """True if a failure is skipped. Raises TooManyErrors if the budget is used up.
 
-        BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
+        TooManyErrors is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """
         budget = self._budgets.get(failure.account, RAISE)
         error = failure.error
@@ -367,7 +367,7 @@ class FilteredStream(OrderedStream):
             return False
         try:
             self._skip_log.skip(error, failure.account, budget, item.fresh)
-        except BudgetSpent:
+        except TooManyErrors:
             self._spent = True
             if self._planning.may_block:
                 raise

@@ -44,7 +44,7 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     Raises FeedError if there is no such feed (after waiting for one that may be starting: 5 s, or
     10 s for one on another host), TokenError if this host's token cannot be read, ValueError if
     ``name`` is not a valid name, ImportError if a feed on another host needs cryptography
-    (``pip install 'stoker[cluster]'``).
+    (``pip install cryptography``).
     """
     from stoker.feeds import remote
     from stoker.feeds.connection import FeedAddress

@@ -2,9 +2,7 @@
 
 A scan is called by the thread that plans, with the planning lock held. So it runs ahead of the
 consumer, and a position needs an earlier state. States are therefore dumped now and then. A resume
-begins with the newest dump before all items that it needs. It calls the scan again with the inputs
-from there. It keeps the outputs that a pool after it needs, and drops the others that were handed
-out before.
+begins with the newest dump before all items that it needs (``replayed``).
 """
 
 from __future__ import annotations
@@ -13,25 +11,22 @@ import bisect
 import enum
 import json
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
-from stoker.basics import pytree
-from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
-from stoker.engine.checkpoint import Bounds, Count, Node, PoolSize, UpstreamRequest, damage_error
-from stoker.engine.items import DoneTask, Item, done_item, with_value
+from stoker.engine.checkpoint import Bounds, PoolSize
+from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.failure import ENDED, Failure
-from stoker.errors import CombinationError, StateError
+from stoker.engine.work.failure import Failure
+from stoker.errors import StateError
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
+from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order
+from stoker.stages.stage import ChainView, StreamStage, Traits, not_known
 
 ScanState = str | bytes
 """A dumped state, which no longer changes: JSON text, or the bytes that ``dump=`` returned."""
@@ -106,14 +101,7 @@ class Scan(StreamStage):
 
     def bind(self, before: ChainView) -> Scan:
         """Check that single examples come here, each once."""
-        if before.source.yields_batches:
-            raise CombinationError(".scan() works on single examples, and a loader yields batches")
-        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.joins)
-        if stage is not None:
-            raise CombinationError(
-                f".scan() cannot follow {stage.name}: it is called once with each example. Put it "
-                "before .echo(), .pack() and .batch()"
-            )
+        check_in_order(".scan()", before)
         return self
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> ScannedStream:
@@ -121,8 +109,7 @@ class Scan(StreamStage):
 
     def read_node(self, saved: Any, bounds: Bounds) -> ScanStart:
         start = msgspec.convert(saved, ScanStart)
-        check_integer(start.input, 0, bounds.most)
-        check_integer(start.output, 0, start.input)
+        start.check(bounds.most)
         self.check(start.state)
         bounds.exact = None
         return start
@@ -256,17 +243,14 @@ _KEPT_DUMPS = 16
 needed item and a position, a resume scans about an eighth in vain."""
 
 
-class ScanStart(Node, tag=Scan.kind, omit_defaults=True):
+class ScanStart(StreamStart, tag=Scan.kind, omit_defaults=True):
     """A point from which a scan may go on.
 
     Attributes:
-        input, output: the numbers of the next input and of the next output, from 0.
         text, data: the scan's state, as the one or the other; the other is None. As text, not as
             JSON in JSON: sorting the keys of the whole must not sort those in here.
     """
 
-    input: Count
-    output: Count
     text: str | None = msgspec.field(default=None, name="json")
     data: bytes | None = msgspec.field(default=None, name="bytes")
 
@@ -286,7 +270,7 @@ class ScanStart(Node, tag=Scan.kind, omit_defaults=True):
         return state
 
 
-class ScannedStream(OrderedStream):
+class ScannedStream(ReplayedStream[ScanStart]):
     """The stream of a scan's outputs.
 
     Args:
@@ -295,106 +279,39 @@ class ScannedStream(OrderedStream):
         context: the epoch; its tally counts the time in the scan.
     """
 
-    keeps = True
-
     def __init__(self, scan: Scan, upstream: SegmentStream, context: StreamContext) -> None:
-        super().__init__(upstream)
         self._scan, self._part, self._tally = scan, context.layer.at, context.tally
         self._tally.open(self._part, [scan.name])
-        self._first = self._least = 0  # outputs before a resume: at most, and at least
-        self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume
-        self._again: dict[int, Item] = {}
-        self._begin(ScanStart.of(0, 0, scan.initial))
+        super().__init__(scan.name, upstream, ScanStart.of(0, 0, scan.initial))
 
     @property
     def dropped(self) -> int:
         """The number of inputs that the scan has dropped."""
         return self._inputs - self._outputs
 
-    @property
-    def end(self) -> int | None:
-        return self._outputs if self._has_ended else None
-
-    def recompute(self, number: int) -> Item:
-        """Return an output from before a resume, each time another copy."""
-        item = self._again[number]
-        value = item.task.values[0]
-        if type(value) is not Failure:
-            try:
-                value = pytree.deep_copy(value)
-            except Exception as error:
-                pass_on(error)
-                value = self.upstream.failure(self._scan.name, error, item.place)
-        return with_value(item, DoneTask([value]))
-
-    def resume_point(self, output: int) -> tuple[ScanStart, int]:
-        start = self._starts[self._before(output)]
-        return start, start.input
-
     def forget_before(self, output: int) -> int:
         del self._starts[: self._before(output)]
-        start = self._starts[0]
-        self._again = {n: item for n, item in self._again.items() if n >= start.output}
-        return start.input
+        return super().forget_before(output)
 
-    def resume(self, node: ScanStart | None, request: UpstreamRequest) -> UpstreamRequest:
-        start = node or ScanStart.of(0, 0, self._scan.initial)
-        if start.output > min({*request.again, request.next}):
-            raise damage_error("a scan in it goes on too late")
-        self._begin(start)
-        self._first, self._least, self._replay_to = request.next, request.least, request.again
-        return UpstreamRequest(start.input, start.input, start.input)
-
-    def catch_up(self) -> None:
-        """Scan up to the run's position if earlier outputs are needed again.
-
-        Raises errors on the way.
-        """
-        if not self._replay_to:
-            return
-        with self._planning.lock:
-            self._planning.may_block = True
-            self._have(1)
-        failure = self._survivors[0].task.values[0] if self._survivors else None
-        if self._outputs < self._first and type(failure) is Failure:
-            raise failure.error
-
-    def clear(self) -> None:
-        super().clear()
-        self._again.clear()
+    def _start_for(self, output: int) -> ScanStart:
+        return self._starts[self._before(output)]
 
     def _before(self, output: int) -> int:
         return bisect.bisect_right(self._starts, output, key=lambda start: start.output) - 1
 
     def _begin(self, start: ScanStart) -> None:
+        super()._begin(start)
         self._state = self._scan.load_state(start.state)
-        self._inputs, self._outputs = start.input, start.output
         self._starts = [start]
         self._dumped_at_ns = self._dump_ns = 0
 
-    def _end(self) -> None:
-        if self._outputs < self._least:
-            self._fail(
-                StateError(
-                    f"{self._scan.name} makes fewer examples than before the resume: the function "
-                    "of .scan(), and what stands before it, must be deterministic"
-                )
-            )
-
-    def _decide(self, arriving: deque[Item]) -> None:
-        item = arriving.popleft()
-        value, item.task.values[item.row] = item.task.values[item.row], None
+    def _take(self, item: Item, value: Any) -> None:
         if type(value) is Failure:
             self._inputs += 1
             self._keep(item, value)
             return
         began_ns = time.perf_counter_ns()
-        try:
-            self._state, result = self._scan.step(self._state, value)
-        except Exception as error:
-            pass_on(error)
-            self._fail(self.upstream.failure(self._scan.name, error, item.place).error)
-            return
+        self._state, result = self._scan.step(self._state, value)
         now_ns = time.perf_counter_ns()
         self._tally.add(self._part, [now_ns - began_ns, 1, 0, 0, 0, 0, 0])
         self._inputs += 1
@@ -402,22 +319,6 @@ class ScannedStream(OrderedStream):
             self._keep(item, result)
         if now_ns - self._dumped_at_ns >= _DUMP_EACH * self._dump_ns:
             self._dump(now_ns)
-
-    def _keep(self, item: Item, value: object) -> None:
-        """Add an output; of outputs before a resume, only those that are needed again."""
-        number = self._outputs
-        self._outputs += 1
-        result = with_value(item, DoneTask([value]))
-        if number >= self._first:
-            self._survivors.append(result)
-        elif number in self._replay_to:
-            self._again[number] = result
-
-    def _fail(self, error: BaseException) -> None:
-        """End the epoch with an error, as the next state is unknown."""
-        failure = Failure(error, ENDED)
-        self._survivors.append(done_item(failure, self._outputs, self.upstream.fresh, 1))
-        self._has_ended = True
 
     def _dump(self, now_ns: int) -> None:
         """Dump the state, so that a resume may begin here."""

@@ -237,7 +237,7 @@ class Shard(ChainStage):
         joins = first_with(chain.stages, lambda t: t.joins)
         decides = joins or first_with(chain.stages, lambda t: t.filters)
         ranks_agree = chain.follows_clock and decides is None
-        if self.uneven or not chain.may_leave_out or ranks_agree:
+        if self.uneven or not chain.leaves_out_by_value or ranks_agree:
             return
         if joins is not None:
             raise CombinationError(
@@ -245,8 +245,8 @@ class Shard(ChainStage):
                 "sequences differs between ranks: end epochs with .steps(n)"
             )
         raise CombinationError(
-            ".shard() gives every rank equally many steps, but filters, scans and skip "
-            "budgets may leave them unequal: leave examples out before sharding "
+            ".shard() gives every rank equally many steps, but filters, scans and "
+            "max_errors= may leave them unequal: leave examples out before sharding "
             "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
             ".shard(remainder='uneven') and torch's Join"
         )

@@ -13,18 +13,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 from stoker.engine.checkpoint import Bounds, Node, PoolSize
 from stoker.engine.flow import Flow
 from stoker.engine.items import Stream
+from stoker.engine.orders import Orders
 from stoker.engine.setup import StreamContext
-from stoker.engine.skip import Budget
+from stoker.engine.skip import RAISE, Budget
+from stoker.engine.work.step import RowStep
+from stoker.engine.workers.make import Workers
 from stoker.schedule.batch_plan import BatchRule
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.selection import Selection
-from stoker.sources.origin import SourceBase, UserObject
+from stoker.sources.origin import IndexedSource, SourceBase, UserObject
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,8 @@ class Traits:
         shuffles: it draws an order.
         shards: it leaves a rank its part.
         keeps_fields: its outputs have the fields of its inputs.
-        filters: it leaves out examples for which a function says so.
+        filters: fewer examples may come out of it than go in.
+        by_number: numbers alone tell how many, though it filters.
         skips: it may leave out examples on which it fails.
         is_random: it draws random numbers.
         changes: what it makes of an example changes in the course of training.
@@ -55,6 +61,7 @@ class Traits:
     shards: bool = False
     keeps_fields: bool = False
     filters: bool = False
+    by_number: bool = False
     skips: bool = False
     is_random: bool = False
     changes: bool = False
@@ -68,54 +75,126 @@ class Traits:
     inside: bool = False
 
 
-class ChainView(Protocol):
-    """A stage's view of the chain before it, or of the whole chain that it stands in."""
+@dataclass(frozen=True)
+class ChainView:
+    """A chain as its stages see it: what stands before one, or the whole.
+
+    Attributes:
+        source: the source of the examples.
+        seed: the seed of shuffling, echoing and random maps; ``is_seed_drawn``: the user gave none.
+        budget: the budget for skipping examples.
+        stages: in order; each is bound to the stages before it, and has a ``name`` and ``traits``.
+        workers: the number and kind of workers; None for ``default_threads``.
+        steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
+        flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
+        record: the decisions of an earlier run that are repeated, or None.
+        leg: the rest of an epoch that other ranks began; None for whole epochs. A pipeline's own
+            chain never has one; the chain of a run may (``on_leg``).
+    """
+
+    source: SourceBase
+    seed: int
+    is_seed_drawn: bool
+    budget: Budget = RAISE
+    stages: tuple[ChainStage, ...] = ()
+    workers: Workers | None = None
+    steps: int | None = None
+    flows: bool = False
+    record: RunRecord | None = field(default=None, compare=False)
+    leg: EpochRest | None = field(default=None, compare=False)
+
+    @cached_property
+    def orders(self) -> Orders:
+        """Which examples each epoch has, and in what order."""
+        selection, batch = Selection(), self.batch
+        for stage in self.stages:
+            selection = stage.select(selection)
+        group = 1 if batch is None else batch.n
+        selection = replace(selection.in_batches(group), leg=self.leg)
+        rules = (stage.batch_rule for stage in self.stages)
+        rule = next((rule for rule in rules if rule is not None), None)
+        return Orders(self.indexed, selection, group, rule)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What its stages do to the examples."""
+        masks = (stage.padding_mask for stage in self.stages)
+        mask = next((mask for mask in masks if mask is not None), None)
+        return Flow(self.source, self.orders, self.stages, self.budget, mask)
 
     @property
-    def stages(self) -> tuple[ChainStage, ...]: ...
-    @property
-    def selection(self) -> Selection: ...
+    def indexed(self) -> IndexedSource | None:
+        """Its source, if examples are read by number; else None."""
+        return self.source if isinstance(self.source, IndexedSource) else None
 
     @property
-    def source(self) -> SourceBase: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def budget(self) -> Budget: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def operations(self) -> tuple[Any, ...]:
-        """Its stages that call a function of the user's, in order."""
-        ...
+    def selection(self) -> Selection:
+        """Which examples an epoch has, and in what order."""
+        return self.orders.selection
 
     @property
-    def echo(self) -> Any: ...
+    def batch(self) -> Any:
+        """Its batch stage, or None."""
+        return first_with(self.stages, lambda t: t.batches)
+
     @property
-    def is_batched(self) -> bool: ...
+    def operations(self) -> tuple[RowStep, ...]:
+        """The operations on single examples before the first pool or batch, in order."""
+        first = next(iter(self.flow.segments), None)
+        return () if first is None else tuple(first.operations)
+
     @property
-    def batch_size(self) -> int: ...
+    def echo(self) -> Any:
+        """Its echo, or None."""
+        return first_with(self.stages, lambda t: t.repeats)
+
     @property
-    def drops_last(self) -> bool: ...
+    def has_fixed_echo(self) -> bool:
+        """Whether it has an echo with a fixed factor."""
+        return self.echo is not None and not self.echo.is_adaptive
+
     @property
     def follows_clock(self) -> bool:
-        """Whether an echo in it decides by the items that are ready."""
-        ...
+        """Whether it has an echo that decides by the items that are ready."""
+        return self.record is None and self.echo is not None and self.echo.is_adaptive
 
     @property
-    def has_workers(self) -> bool: ...
-    @property
-    def flows(self) -> bool:
-        """Whether epochs have a set number of outputs, independent of passes over the data."""
-        ...
+    def is_batched(self) -> bool:
+        """Whether its outputs are batches."""
+        return self.source.yields_batches or any(s.traits.batches for s in self.stages)
 
     @property
-    def has_fixed_echo(self) -> bool: ...
+    def batch_size(self) -> int:
+        """The examples in a batch, 1 where the chain makes none."""
+        return self.orders.group
+
     @property
-    def may_leave_out(self) -> bool: ...
+    def drops_last(self) -> bool:
+        """Whether a short last batch is left out."""
+        return self.batch is not None and bool(self.batch.drop_last)
+
+    @property
+    def leaves_out_by_value(self) -> bool:
+        """Whether values decide how many are left: by filters, ``max_errors=`` or packing."""
+        each = [stage.traits for stage in self.stages]
+        return self.budget != RAISE or any(
+            (t.filters and not t.by_number) or t.skips or t.joins for t in each
+        )
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether fewer examples may come out than the source has."""
+        return self.leaves_out_by_value or any(stage.traits.filters for stage in self.stages)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers prepare outputs while the consumer trains."""
+        return self.workers is None or self.workers.count != 0
+
     def signature(self) -> list[str]:
-        """Return what a state must agree with, a line for the source and each stage."""
-        ...
+        """Return the lines that a state, a record or a feed must match."""
+        lines = [stage.signature() for stage in self.stages]
+        return [self.source.signature(), *(line for line in lines if line is not None)]
 
 
 @dataclass(frozen=True)
@@ -251,16 +330,6 @@ class StreamStage(ChainStage):
     def is_adaptive(self) -> bool:
         return False
 
-    @property
-    def repeats(self) -> bool:
-        """Whether it hands out each item several times."""
-        return self.traits.repeats
-
-    @property
-    def moves(self) -> bool:
-        """Whether its outputs are on a device."""
-        return self.traits.moves
-
     def add_to(self, flow: Flow) -> None:
         flow.put(self)
 
@@ -297,7 +366,7 @@ def followed(stages: Iterable[ChainStage], by: Iterable[ChainStage]) -> tuple[Ch
 
 
 def not_known() -> TypeError:
-    """Return the error of a count that filters, scans, skip budgets and packing leave open."""
+    """Return the error of a count that filters, scans, ``max_errors=`` and packing leave open."""
     return TypeError(
         "the number of batches is not known: examples may be filtered, skipped, dropped or packed; "
         ".steps(n) ends an epoch after n"

@@ -4,7 +4,7 @@ All uses of a stored item but the last get a copy; the last gets the item itself
 function only reads items (``basics.buffers``), or they are only stacked into a batch, all uses get
 the item itself, and parts of it in the function's result are copied.
 
-What the consumer does with code of the user's may be made again (``own_thread``). Then
+What the consumer does with code of the user's may be made again (``OwnThread``). Then
 items are kept, and copied for the last use, too, until that is no longer possible.
 """
 
@@ -16,18 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
+from stoker.basics.generators import GeneratorStates, global_generators
 from stoker.basics.signals import pass_on
 from stoker.batching.builder import Builder, batch_of
 from stoker.batching.joining import JoinedBatch, Packed, rows_of
 from stoker.batching.user_collate import collate_examples
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.segments.delivery import Delivery
-from stoker.engine.segments.own_thread import CannotRepeat, OwnThread
-from stoker.engine.segments.remote_rows import RemoteRows
+from stoker.engine.segments.delivery import Delivery, RemoteRows
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
@@ -39,6 +38,66 @@ from stoker.schedule.batch_bounds import BatchBounds
 
 Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""
+
+
+Made = TypeVar("Made")
+
+
+class CannotRepeat(Exception):
+    """Work cannot be made a second time."""
+
+
+class OwnThread:
+    """Has the consumer's thread call the user's code, and leaves the trainer's draws as they are.
+
+    Nearly all code draws nothing from the global generators, and seeding them takes longer than
+    many a call. So their states are compared after each piece of work. If it drew, they are put
+    back, and it is made again with seeds, as all is from then on.
+
+    In other threads than the main thread, global generators are left alone: the main thread may
+    draw from them meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._before: GeneratorStates | None = None
+
+    def make(self, work: Work, make: Callable[[bool], Made], ns: list[int]) -> Made:
+        """Return what ``make`` returns.
+
+        Args:
+            work: calls the code.
+            make: makes it, and is told whether it may be asked to make it again. It may raise
+                CannotRepeat before it calls any code.
+            ns: the counters that it adds to.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        while is_main and not work.segment.draws:
+            counters, before = list(ns), self._states()
+            try:
+                if work.holds_generators:
+                    with work.seeding(with_global=False):
+                        made = make(True)
+                else:
+                    made = make(True)
+            except CannotRepeat:
+                work.segment.draws = True
+                break
+            has_drawn = before.have_moved()
+            if not has_drawn and before.generators is global_generators():
+                return made
+            # It drew; or torch was imported by it, and is looked at the next time.
+            before.restore()
+            ns[:] = counters
+            work.segment.draws = has_drawn
+        with work.seeding(with_global=is_main):
+            return make(False)
+
+    def _states(self) -> GeneratorStates:
+        """Return the states of the global generators, which are rarely read in full."""
+        kept, now = self._before, global_generators()
+        if kept is None or kept.generators is not now or kept.have_moved():
+            kept = self._before = GeneratorStates(now)
+        return kept
 
 
 @dataclass(eq=False, repr=False)

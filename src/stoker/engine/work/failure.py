@@ -10,7 +10,7 @@ class Failure:
         error: the error to raise then.
         part: the failed segment's place among the layers: only the sift behind it may skip
             the example. None if nothing may skip it.
-        account: the skip budget that it counts against (see ``Sift``).
+        account: the ``max_errors=`` that it counts against (see ``Sift``).
     """
 
     def __init__(self, error: BaseException, part: int | None = None, account: int = 0) -> None:

@@ -20,7 +20,7 @@ class RowStep(ABC):
     """A row-wise stage: it makes one item of one, or drops it.
 
     Attributes:
-        budget: its own skip budget, or None for the pipeline's.
+        budget: its own ``max_errors=``, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to; its ``has`` tells which
             places are of that part.

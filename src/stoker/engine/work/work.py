@@ -167,7 +167,7 @@ class Work:
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 
     def stage_at(self, number: int) -> tuple[str, int]:
-        """Return the name of a stage by its number among ``Segment.names``, and its skip budget."""
+        """Return the name of a stage by its number among ``Segment.names``, and its budget."""
         at = number - self._first
         if self._cache is not None and at > self._cache_at:
             at -= 1

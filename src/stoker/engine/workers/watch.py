@@ -4,7 +4,7 @@ A thread looks at each worker's ``Spot`` now and then. The consumer warns of a s
 example that takes longer than ``WARNED_FRACTION`` of the timeout. After the timeout:
 
 - A process is ended, and another takes its place. The example becomes a failure as if the stage had
-  raised TimeoutError, so that skip budgets apply. The rest of its work is done again.
+  raised TimeoutError, so that ``max_errors=`` applies. The rest of its work is done again.
 - A thread cannot be ended, so the run fails with that error.
 
 Threads do their rows one by one, so that it is known which one is stuck. Time is counted in looks:

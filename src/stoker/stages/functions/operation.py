@@ -42,7 +42,7 @@ class Operation(ChainStage, RowStep):
     Attributes:
         fn: the user's function.
         on: the field that it is given, the fields, or None for the whole example or batch.
-        budget: its own skip budget, or None for the pipeline's.
+        budget: its own ``max_errors=``, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to.
     """

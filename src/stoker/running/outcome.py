@@ -76,9 +76,13 @@ class SpeedTurns:
                 self._conclude()
 
     def end(self) -> None:
-        """Tell what there is to tell, where the run has ended during the turns."""
+        """Tell what there is to tell, where the run has ended before the last turn."""
         if 1 < len(self._gains) < _TURNS:
             self._conclude()
+        elif self._predicted is not None and not self._gains and self.begun:
+            why = "the dataset keeps a file open, which two processes must not share"
+            why = "the epochs are too short" if self._choice.is_comparable else why
+            self._say(f"how much faster it is was not measured: {why}")
 
     def _conclude(self) -> None:
         found, load = estimate_interval(self._gains), self._host.read()

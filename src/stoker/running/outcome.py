@@ -79,9 +79,9 @@ class SpeedTurns:
         """Tell what there is to tell, where the run has ended before the last turn."""
         if 1 < len(self._gains) < _TURNS:
             self._conclude()
-        elif self._predicted is not None and not self._gains and self.begun:
+        elif self._predicted is not None and len(self._gains) < 2 and self.begun:
             why = "the dataset keeps a file open, which two processes must not share"
-            why = "the epochs are too short" if self._choice.is_comparable else why
+            why = "there were too few batches" if self._choice.is_comparable else why
             self._say(f"how much faster it is was not measured: {why}")
 
     def _conclude(self) -> None:

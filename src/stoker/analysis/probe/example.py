@@ -23,7 +23,7 @@ from .state import (
 # Items whose first reading may draw from the usual generators: some may be left as they are.
 _ITEMS = 16
 # The script stands still meanwhile: slow examples are read fewer times.
-_LONGEST_S = 1.0
+_LONGEST_S = 0.5
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 

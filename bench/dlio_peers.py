@@ -210,7 +210,7 @@ def main() -> None:
     if arguments.install:
         environment.install("dlio")
         stoker = str(Path(__file__).resolve().parents[1])
-        pip = [python, "-m", "pip", "install", "-q"]
+        pip = [str(python), "-m", "pip", "install", "-q"]
         subprocess.run([*pip, "--no-deps", arguments.dlio], check=True)
         subprocess.run([*pip, stoker], check=True)
     with report(__file__, arguments) as found:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.transport.secret import Certificates
 
-DOCS = Path(__file__).parents[1] / "docs" / "cluster.md"
+DOCS = Path(__file__).parents[1] / "docs" / "sharing.md"
 
 
 def certificates(folder: Path) -> Certificates:

@@ -10,7 +10,6 @@ import json
 import shutil
 import tempfile
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,6 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker.chain.state import seal, unseal
 
 FULL = settings.get_current_profile_name() == "full"
 
@@ -440,11 +440,15 @@ def spoil(value: Any) -> None:
         value.fill(-99)
 
 
-def signed(state: dict[str, Any]) -> dict[str, Any]:
-    """Give a state the checksum that its fields have."""
-    fields = {k: v for k, v in state.items() if k not in ("checksum", "loader")}
-    text = json.dumps(fields, sort_keys=True)
-    return {**state, "checksum": zlib.crc32(text.encode())}
+def opened(state: dict[str, Any]) -> dict[str, Any]:
+    """Return all fields of a state."""
+    return unseal(state)
+
+
+def signed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with these fields, with the checksum that they have."""
+    own = {"loader": (fields["loader"],)} if "loader" in fields else {}
+    return seal({k: v for k, v in fields.items() if k != "loader"}) | own
 
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -6,16 +6,19 @@ import math
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from operator import truediv
 from typing import Any, TypeVar, overload
 
 from stoker.chain.chain import Chain
 from stoker.engine.skip import RAISE, MaxErrors, budget_of
 from stoker.pipeline import Pipeline
+from stoker.schedule.costs import Costs
 from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.progress import Progress
 from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.mixture import MixedPart, MixtureSource
-from stoker.sources.origin import IndexedSource
+from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.sources.over import ConcatSource, PairedSource
 from stoker.stages.functions.operation import OfPart, Operation
 
@@ -27,6 +30,7 @@ def mix(
     pipelines: Sequence[Pipeline[T]],
     weights: Sequence[float | Callable[[Progress], float]] | None = None,
     *,
+    by: Any = None,
     stop: str = "first",
     seed: int | None = None,
     max_errors: MaxErrors = 0,
@@ -47,6 +51,9 @@ def mix(
             filter drops count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at
             that point of training (a ``stoker.types.Progress``); it is asked 128 times an epoch. An
             epoch then has as many examples as all parts together, and ``stop=`` has no meaning.
+        by: how many tokens an example has; weights are then shares of tokens, exact over each pass
+            of a part. A field, a function for ``sizes()``, such as ``len``, or numbers ``[n]``; or
+            a list with one of these for each part.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
         seed: of the parts' orders and all random draws; by default the seed of the parts, which
@@ -66,7 +73,11 @@ def mix(
     chains = [part.chain for part in parts]
     has_budget = budget_of(max_errors) != RAISE
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
-    source = MixtureSource(mixed, _weights(given, stop), until_all=stop == "all")
+    sizes = list(by) if isinstance(by, (list, tuple)) else [by] * len(parts)
+    if len(sizes) != len(parts):
+        raise ValueError(f"mix(by=): {len(sizes)} sizes for {len(parts)} pipelines: give one each")
+    each = _weights(given, stop, list(map(_mean_size, parts, mixed, sizes)))
+    source = MixtureSource(mixed, each, until_all=stop == "all")
     chain = Chain.begin(source, _seed(chains) if seed is None else seed, max_errors)
     for number, part in enumerate(chains, 1):
         own = OfPart(number, len(chains))
@@ -162,13 +173,35 @@ def _bare(chain: Chain, number: int, caller: str) -> IndexedSource:
     return source
 
 
-def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
-    """Return weights that stay, as whole numbers, or what says those that change.
+def _mean_size(pipeline: Pipeline[Any], part: MixedPart, by: Any) -> Fraction:
+    """Return the mean size of the examples that a part draws; 1 where they are all alike.
+
+    So weights of tokens become weights of examples, and are as exact: in whole epochs of a part its
+    tokens have the share that was asked for.
+    """
+    if by is None:
+        return Fraction(1)
+    length, selection = len(part.source), part.selection
+    given = pipeline.sizes(by) if callable(by) else by
+    sizes = Costs.of(numbers_of(part.source, given, "mix(by=)"), "mix(by=)", scaled=False)
+    drawn: Any = selection.candidates(length)
+    if selection.drawing is not None:  # by weights, which give as many of each in every epoch
+        drawn = selection.order(length, 0, 0)
+    total = int(sizes.at(drawn.at(range(len(drawn)))).sum())
+    if not total:
+        raise ValueError(f"mix(by=): part {part.described} has no tokens")
+    return Fraction(total, len(drawn))
+
+
+def _weights(
+    given: list[Any], stop: str, sizes: list[Fraction]
+) -> tuple[int, ...] | ChangingWeights:
+    """Return weights of examples that stay, as whole numbers, or what says those that change.
 
     Raises TypeError, ValueError or StageError for what are none.
     """
     if not any(map(callable, given)):
-        return whole_weights(given)
+        return whole_weights(list(map(truediv, whole_weights(given), sizes)))
     if stop != "first":
         raise ValueError(
             "mix(): with weights that change, an epoch has as many examples as all parts together: "
@@ -186,7 +219,7 @@ def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
                 raise ValueError(f"weights are finite numbers from 0, not {found}, for {time}")
             if not any(found):
                 raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
-            return [float(weight) for weight in found]
+            return [float(each) for each in map(truediv, found, sizes)]
 
     weights(Progress(0, 0.0))
     return ChangingWeights(weights, len(given))

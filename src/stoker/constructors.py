@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.chain.chain import Chain
@@ -542,10 +543,24 @@ def from_tokens(
 ) -> Pipeline[DocumentWindow]: ...
 
 
+@overload
 def from_tokens(
     paths: Paths,
     /,
-    length: int,
+    *,
+    dtype: DTypeLike | None = None,
+    separator: int | None = None,
+    seed: int | None = None,
+    requests: int = 32,
+    timeout_s: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline[NDArray[np.int64]]: ...
+
+
+def from_tokens(
+    paths: Paths,
+    /,
+    length: int | None = None,
     stride: int | None = None,
     dtype: DTypeLike | None = None,
     *,
@@ -560,14 +575,21 @@ def from_tokens(
     Targets are the inputs one token later. Windows do not cross the borders of files; a rest at a
     file's end is left out. Now only file sizes are read.
 
+    Without ``length`` examples are whole documents, ``int64 [tokens]``: for ``.pack()``. Give the
+    ``separator`` that ends each (and stays at its end), which one pass over the files finds now; or
+    Megatron's ``.idx`` files, which stand for the ``.bin`` files beside them. The lengths of
+    documents are known by number: ``.batch_by_tokens(8192, len)`` reads nothing for them.
+
+    Example: ``stoker.from_tokens("corpus_text_document.idx").shuffle().pack(2048)``
+
     Args:
-        paths: files, URLs or patterns (``*``, ``{000..146}``) of raw tokens, or of one-dimensional
-            ``.npy`` arrays; URLs of one file system.
-        length: of a window, in tokens.
+        paths: files, URLs or patterns (``*``, ``{000..146}``) of raw tokens, of one-dimensional
+            ``.npy`` arrays, or of llm.c's files; URLs of one file system.
+        length: of a window, in tokens; None for documents.
         stride: from one window to the next, in tokens; by default ``length``, so that each
             token is a target once.
-        dtype: of raw tokens, such as ``"uint16"``.
-        separator: the token that ends a document. Examples are then ``(inputs, targets,
+        dtype: of raw tokens, such as ``"uint16"``; other files tell it.
+        separator: the token that ends a document. Windows are then ``(inputs, targets,
             documents)``: ``documents``, ``int32 [length]``, numbers the documents of a window from
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` ignores.
@@ -576,12 +598,19 @@ def from_tokens(
             one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
-    whole number of tokens or all files are shorter than a window, TypeError for raw files without
-    ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
+    whole number of tokens, all files are shorter than a window, or nothing says where documents
+    end; TypeError for raw files without ``dtype``; RemoteError after a permanent failure of a
+    server, or if it sends no ranges.
     """
+    remote = _options(requests, timeout_s, storage_options)
+    if length is None:
+        if stride is not None:
+            raise TypeError("from_tokens(stride=) is of windows: give their length, too")
+        from stoker.sources.documents import DocumentSource
+
+        return _begin(DocumentSource(paths, remote, dtype, separator), seed)
     from stoker.sources.tokens import TokenSource
 
-    remote = _options(requests, timeout_s, storage_options)
     return _begin(TokenSource(paths, remote, length, stride, dtype, separator), seed)
 
 

@@ -1,7 +1,8 @@
 """Errors and warnings of stoker, grouped by the remedy.
 
     StokerError
-    ├── StageError    a stage failed on an example: fix the example or the function
+    ├── StageError    a stage failed on an example: fix the example or the function; where it can
+    │                 be, it is also of the type that the function raised
     ├── FieldError    an example lacks a field that on= names: usually a StageError's cause
     ├── UnlikeError   an example does not fit into its batch: usually a StageError's cause
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
@@ -19,11 +20,13 @@ what cannot stand together raises a ``CombinationError``, which is a ``ValueErro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from types import BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any, TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
 _HERE = os.path.dirname(__file__) + os.sep
@@ -91,12 +94,57 @@ class UnlikeError(StokerError, ValueError):
         self.row = row
 
 
+@functools.cache
+def _class_for(kind: type[BaseException]) -> type[StageError]:
+    """Return the class of a ``StageError`` that is also of this type, where there can be one."""
+    if issubclass(kind, StageError):
+        return kind
+    if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
+        return StageError
+    names = {"__module__": StageError.__module__, "__doc__": StageError.__doc__}
+    try:
+        made: type[StageError] = type("StageError", (StageError, kind), names)
+        _bare(made)
+    except Exception:  # a group, or a class that does not want heirs
+        return StageError
+    return made
+
+
+def _bare(kind: type[StageError]) -> StageError:
+    """Return a new error. No ``__new__`` of a user's class runs."""
+    makers = (vars(base).get("__new__") for base in kind.__mro__)
+    make: Any = next(each for each in makers if isinstance(each, BuiltinFunctionType))
+    made: StageError = make(kind)
+    return made
+
+
+def _copy_attributes(cause: BaseException, error: BaseException) -> None:
+    """Give an error the attributes of its cause, such as ``errno``, but for private ones."""
+    kinds = [kind for kind in type(cause).__mro__ if not issubclass(Exception, kind)]
+    slots = {
+        name: getattr(cause, name, None)
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if isinstance(value, (GetSetDescriptorType, MemberDescriptorType))
+    }
+    for name, value in {**slots, **vars(cause)}.items():
+        if not name.startswith("__"):
+            with contextlib.suppress(Exception):
+                setattr(error, name, value)
+
+
 class StageError(StokerError):
     """A stage of a pipeline failed; the original exception is ``__cause__``.
 
-    Raised once, by ``next()``, at the batch that needed the failed example. The traceback of the
-    cause begins in the function that stoker called; with STOKER_TRACEBACK=full in the environment,
-    stoker's own frames are in it, too.
+    It is also of the type of that exception, and has its attributes, so that ``except OSError``
+    around a loop catches it; but for ``StopIteration`` and types that allow no second base.
+
+    Raised by ``next()``, at the batch that needed the failed example; the next ``next()`` goes on
+    behind that batch, whose examples count as skipped. Where a later batch depends on what failed
+    (in ``.scan()``, in a stream's own iterator), a note says that the epoch ends.
+
+    The traceback of the cause begins in the function that stoker called; with
+    STOKER_TRACEBACK=full in the environment, stoker's own frames are in it, too.
 
     Attributes:
         stage: the stage as ``print(pipeline)`` names it, such as ``map(decode)``.
@@ -109,6 +157,10 @@ class StageError(StokerError):
             of an earlier epoch that an echo uses again; -1 stands just before this epoch's first.
     """
 
+    def __new__(cls, stage: str, cause: BaseException, **where: Any) -> StageError:
+        kind: Any = type(cause)
+        return _bare(_class_for(kind))
+
     def __init__(
         self,
         stage: str,
@@ -119,6 +171,8 @@ class StageError(StokerError):
         batch: int | None = None,
         number: int | None = None,
     ) -> None:
+        if isinstance(self, type(cause)):
+            _copy_attributes(cause, self)
         self.stage = stage
         self.number = number
         self.index = index
@@ -133,8 +187,12 @@ class StageError(StokerError):
             places.append(f"example {number} of the stream")
         self.where = ", ".join(places) + ("" if path is None else f" ({path})")
         where = f" on {self.where}" if places else self.where
-        super().__init__(f"{stage} failed{where}: {describe_error(cause)}")
+        # No ``__init__`` of a user's class runs.
+        Exception.__init__(self, f"{stage} failed{where}: {describe_error(cause)}")
         self.__cause__ = without_own_frames(cause)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
         where = {name: getattr(self, name) for name in ("index", "path", "batch", "number")}

@@ -542,8 +542,9 @@ class Pipeline(EpochApi[T]):
     def sizes(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
-        For ``batch_by_tokens``, ``bucket`` and ``balance``; save the result. Maps and caches of
-        this pipeline come first; its order, parts and batches do not count.
+        For ``batch_by_tokens``, ``bucket``, ``balance`` and ``mix(by=)``; save the result. Maps and
+        caches of this pipeline come first; its order, parts and batches do not count. Of documents
+        of token files lengths are known: nothing is read.
 
         Args:
             fn: called as ``fn(x)`` with each example; returns a number.
@@ -551,7 +552,12 @@ class Pipeline(EpochApi[T]):
         Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
         Raises ValueError after ``filter``, ``echo`` or ``random_map``, and over a stream.
         """
-        batches: Any = Pipeline[Any](self.chain.for_measuring()).map(fn).batch(MEASURED)
+        if fn is len and (known := self.chain.lengths()) is not None:
+            return known.copy()
+        # Each of several ranks measures all, which is meant.
+        alone = Shard.of(0, 1, None, None, "drop", None)
+        whole = self.chain.for_measuring().with_inserted({0: lambda _: alone})
+        batches: Any = Pipeline[Any](whole).map(fn).batch(MEASURED)
         return measured(list(batches))
 
     def echo(

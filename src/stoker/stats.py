@@ -384,7 +384,8 @@ class Stats:
     filtered_examples: int = 0
     """Examples that filters and scans have left out so far."""
     skipped_examples: int = 0
-    """Examples that were skipped so far because a stage failed on them."""
+    """Examples that were skipped so far because a stage failed on them; all those of a batch whose
+    error ``next()`` raised."""
     cache: CacheStats | None = None
     """The cache, if there is one."""
     skips: tuple[Skip, ...] = ()

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call
+from scripts import PATH
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "stoker"
@@ -27,7 +28,8 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "changelog.md"),
 ]
 ABOUT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")]
-RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))  # their Python runs in test_recipes.py
+# Their Python runs in test_recipes.py and test_language.py.
+RECIPES = sorted([*(ROOT / "docs").glob("recipes/*.md"), *(ROOT / "docs").glob("language/*.md")])
 RUN_LIMIT_S = 240
 
 _BLOCK = re.compile(
@@ -115,7 +117,7 @@ def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
+        env={**os.environ, "PYTHONPATH": PATH, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
         capture_output=True,
         encoding="utf-8",
         timeout=RUN_LIMIT_S,

@@ -142,8 +142,9 @@ def test_without_a_budget_or_in_a_thread_it_is_an_error(
     train = train.workers(2, kind=kind, timeout_s=TIMEOUT_S)
     batches: list[Any] = []
     told = pytest.warns(UserWarning, match=r"example 7 \(/numbers/7.txt\) has been in map")
-    with told, pytest.raises(stoker.StageError) as raised:
-        batches.extend(batch.tolist() for batch in train)
+    with told, pytest.raises(stoker.StageError) as raised:  # noqa: PT012
+        for batch in train:
+            batches.append(batch.tolist())
     assert (raised.value.index, raised.value.path) == (STUCK, "/numbers/7.txt")
     assert isinstance(raised.value.__cause__, TimeoutError)
     assert batches == [[[n, n] for n in range(4)]]

@@ -106,7 +106,7 @@ def _play(pipeline: stoker.Pipeline, play: Play, write: Callable[[Any], None], l
         with iter(pipeline) as outputs:
             for value in outputs:
                 now = served.digest(value)
-                at = pipeline.state_dict()["loader"]
+                at = pipeline.state_dict()["loader"][0]
                 ended = not at["number"]  # the last output: the next epoch begins behind it
                 place = (place[0], place[1] + 1) if ended else (at["epoch"], at["number"] - 1)
                 write((*place, now))

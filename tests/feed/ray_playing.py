@@ -30,7 +30,7 @@ def job(name: str, epochs: int, step_s: float) -> list[tuple[int, str]]:
     for _ in range(epochs):
         with iter(train) as batches:
             for batch in batches:
-                at = train.state_dict()["loader"]
+                at = train.state_dict()["loader"][0]
                 found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
                 time.sleep(step_s)
     return found

@@ -69,7 +69,7 @@ def test_batches_are_read_only_views_and_may_go_to_torch(name: str) -> None:
 def feed_state(feed: stoker.Pipeline, epoch: int, number: int) -> dict[str, Any]:
     """Return the state of a job that stands there in the feed's epochs."""
     state = feed.state_dict()
-    state["loader"] |= {"epoch": epoch, "number": number}
+    state["loader"][0].update({"epoch": epoch, "number": number})
     return state
 
 

@@ -512,7 +512,7 @@ def test_a_state_of_a_job_that_cannot_be(name: str, wrong: dict[str, Any]) -> No
     with feeding(served.batches, name):
         feed = stoker.from_feed(name)
         state = feed.state_dict()
-        state["loader"] |= {"epoch": 0, "number": 3, **wrong}
+        state["loader"][0].update({"epoch": 0, "number": 3, **wrong})
         feed.load_state_dict(state)
         with pytest.raises(stoker.StateError):
             iter(feed)

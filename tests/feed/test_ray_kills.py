@@ -38,7 +38,7 @@ def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
     try:
         for _ in range(epochs):
             for batch in train:
-                at = train.state_dict()["loader"]
+                at = train.state_dict()["loader"][0]
                 found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
                 with open(log, "a") as out:
                     out.write(f"{at}\n")

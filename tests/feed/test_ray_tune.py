@@ -43,7 +43,7 @@ def trial(config: dict[str, Any]) -> None:
     found = []
     for _ in range(EPOCHS):
         for batch in train:
-            at = train.state_dict()["loader"]
+            at = train.state_dict()["loader"][0]
             found.append((at["epoch"] - (not at["number"]), served.digest(batch)))
     node = ray.get_runtime_context().get_node_id()
     tune.report({"loss": config["rate"], "found": found, "node": node})

@@ -51,8 +51,8 @@ if __name__ == "__main__":
     iterator = iter(train)
     assert [np.asarray(next(iterator)).tolist() for _ in range(12)] == whole[1]
     state = train.state_dict()
-    assert (state["epoch"], state["yielded"]) == (2, 0)
-    assert (state["loader"]["epoch"], state["loader"]["number"]) == (2, 0)
+    assert (state["epoch"], state["step"]) == (2, 0)
+    assert (state["loader"][0]["epoch"], state["loader"][0]["number"]) == (2, 0)
     assert numbers(train) == whole[2]
     train.load_state_dict(state)
     assert numbers(train) == whole[2]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cells import (
@@ -25,7 +24,6 @@ from cells import (
     make,
     times,
 )
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -182,7 +180,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 @grouped
 def resumed_ranks(kind: str) -> None:
-    """Save and load distributed checkpoints in the middle of an epoch, each rank its state."""
+    """Save and load distributed checkpoints in the middle of an epoch."""
     first = Loop(chain().shard().echo(2).batch(8))
     first.run(0, stop=3)
     dcp.save({"loader": first.train}, checkpoint_id=folder("two"))
@@ -214,12 +212,12 @@ def ids_of(batches: Any) -> Any:
 
 @grouped
 def other_world(kind: str) -> None:
-    """What so many ranks have saved is refused by another number of them."""
+    """What so many ranks have saved is loaded by another number of them."""
+    train = chain().shard().echo(2).batch(8)
     if WORLD == 1:
-        dcp.save({"loader": chain().shard().batch(8)}, checkpoint_id=folder("one"))
-    of_others = folder("one" if WORLD > 1 else "two")
-    with pytest.raises(CheckpointException, match=rf"loader\.rank \d of {WORLD}"):
-        dcp.load({"loader": chain().shard().batch(8)}, checkpoint_id=of_others)
+        dcp.save({"loader": train}, checkpoint_id=folder("one"))
+    dcp.load({"loader": train}, checkpoint_id=folder("one" if WORLD > 1 else "two"))
+    assert train.counts.steps == (0 if WORLD > 1 else 3)
 
 
 @grouped

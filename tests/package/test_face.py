@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
 import stoker
-from strategies import Spec, built, few, small_pools_allowed, specs, stream, through_json
+from strategies import Spec, built, few, frozen, small_pools_allowed, specs, stream, through_json
 
 
 def batches(of: Any) -> list[Any]:
@@ -53,7 +54,7 @@ def test_where_numbers_tell_nothing_is_read_for_it() -> None:
 
     pipeline = stoker.from_dataset(Data(), seed=0).shuffle().batch(4).workers(0)
     pipeline.resume_at(249_998)
-    assert pipeline.state_dict()["yielded"] == 0  # not before it begins
+    assert pipeline.state_dict()["step"] == 0  # not before it begins
     iterator = iter(pipeline)
     assert len(iterator) == 2
     assert len(list(iterator)) == 2
@@ -312,7 +313,7 @@ def called_as(module: str, pipeline: stoker.Pipeline[Any]) -> Any:
 )
 def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> None:
     even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=2)
-    assert called_as(module, even.batch(4))["yielded"] == 0
+    assert called_as(module, even.batch(4))["step"] == 0
     for differing in (
         even.filter(lambda x: x % 3 > 0).batch(4).steps(2),
         stoker.from_arrays(np.arange(21), seed=0)
@@ -321,23 +322,43 @@ def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> No
     ):
         with pytest.raises(stoker.StateError, match="keeps the state of one rank for all"):
             called_as(module, differing)
-        assert differing.state_dict()["yielded"] == 0
+        assert differing.state_dict()["step"] == 0
+
+
+def _tokens() -> stoker.Pipeline:
+    return stoker.from_dataset([[n] * (n % 7) for n in range(90)], seed=0).pack(8)
+
+
+_CHECKPOINTED: dict[str, Callable[[], stoker.Pipeline]] = {
+    "plain": lambda: stoker.from_arrays(np.arange(96), seed=0).shuffle().batch(4),
+    "repeat": lambda: stoker.from_arrays(np.arange(36), seed=0).echo(2).batch(3).repeat().steps(24),
+    "echo": lambda: stoker.from_arrays(np.arange(48), seed=0).shuffle().echo(2).batch(4),
+    "filter": lambda: stoker.from_arrays(np.arange(192), seed=0).filter(lambda x: x % 2).batch(4),
+    "scan": lambda: (
+        stoker.from_dataset(range(96), seed=0).scan(lambda s, x: (s + x, s), 0).batch(4)
+    ),
+    "pack": lambda: _tokens().batch(1),
+}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_torch_s_distributed_checkpoints_take_a_pipeline(tmp_path: Any) -> None:
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("kind", _CHECKPOINTED)
+def test_torch_s_distributed_checkpoints(kind: str, as_dict: bool, tmp_path: Any) -> None:
+    """At any step, of the pipeline or of its state."""
     import torch.distributed.checkpoint as dcp
 
-    def build() -> stoker.Pipeline:
-        return built(Spec(40, 4, echoes=(("before", Fraction(2), None),)), 0).repeat().steps(30)
-
-    pipeline = build()
-    iterator = iter(pipeline)
-    for _ in range(23):
-        next(iterator)
-    dcp.save({"loader": pipeline}, checkpoint_id=tmp_path)
-    rest = [len(str(batch)) for batch in iterator]
-    resumed = build()
-    dcp.load({"loader": resumed}, checkpoint_id=tmp_path)
-    assert [len(str(batch)) for batch in resumed] == rest
-    assert len(rest) == 7
+    build = _CHECKPOINTED[kind]
+    whole = [frozen(batch) for batch in build()]
+    for step in (0, 1, len(whole) - 1):
+        pipeline, resumed = build(), build()
+        with iter(pipeline) as batches:
+            for _ in range(step):
+                next(batches)
+            saved: dict[str, Any] = {"loader": pipeline.state_dict() if as_dict else pipeline}
+            dcp.save(saved, checkpoint_id=tmp_path / f"{step}")
+        loaded: dict[str, Any] = {"loader": resumed.state_dict() if as_dict else resumed}
+        dcp.load(loaded, checkpoint_id=tmp_path / f"{step}")
+        if as_dict:
+            resumed.load_state_dict(loaded["loader"])
+        assert [frozen(batch) for batch in resumed] == whole[step:]

@@ -502,6 +502,19 @@ def test_it_has_no_length() -> None:
         assert list(chain)  # which asks for a hint
 
 
+def test_the_length_that_it_says_is_taken_and_never_relied_on() -> None:
+    class Sized(Numbers):
+        def __len__(self) -> int:
+            return 10
+
+    for length in (8, 10, 12):
+        train = stoker.from_iterable(Sized(length), seed=0).batch(4)
+        assert len(train) == 3
+        assert "10 examples, as it says" in str(train)
+        assert numbers(train) == list(range(length))
+        assert train.epoch == 1
+
+
 def test_print_says_that_it_is_a_stream() -> None:
     shown = str(of(8).shuffle(buffer=4).echo(2).random_map(jitter, on="x").batch(2))
     assert "from_iterable(Numbers)" in shown

@@ -108,7 +108,7 @@ def save(train: stoker.Pipeline, path: str) -> None:
     dist.all_gather_object(states, train.state_dict())
     if dist.get_rank() == 0:
         with open(path + ".part", "w") as file:
-            json.dump(states if "rank" in states[0] else states[0], file)
+            json.dump(states[0] if states == states[:1] * len(states) else states, file)
         os.replace(path + ".part", path)
     dist.barrier()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.basics import pytree
-from strategies import few, one_in, signed, small_pools_allowed, through_json
+from strategies import few, one_in, opened, signed, small_pools_allowed, through_json
 
 Stretch = tuple[int, int, int]
 """How many ranks, their rows, and how many batches each of them takes; the last leg ends itself."""
@@ -429,7 +429,7 @@ def test_states_of_filters_are_each_rank_s_own() -> None:
 
     (first,) = run(build, [(4, 4, 3)], listed=True)
     states = [rank.state_dict() for rank in first.ranks]
-    assert [state["rank"] for state in states] == [0, 1, 2, 3]
+    assert [opened(state)["rank"] for state in states] == [0, 1, 2, 3]
     with pytest.raises(stoker.StateError, match=r"load_state_dict\(\[state of rank 0"):
         build(0, 3, 4).load_state_dict(states[0])
     with pytest.raises(stoker.StateError, match="the state is rank 1's, and this is rank 2"):
@@ -701,7 +701,7 @@ def test_lists_are_of_each_rank_once_and_of_one_place() -> None:
 def test_damaged_legs_are_refused() -> None:
     build = of_kind("blocks", 200)
     second = run(build, [(4, 5, 3), (2, 5, 2)])[1]
-    sound = second.ranks[0].state_dict()
+    sound = opened(second.ranks[0].state_dict())
     for change in (
         {"ranges": 10**6},
         {"ranges": 1},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_elastic import KINDS, Faulty, mixture, rows
 
 import stoker
-from strategies import FULL, few, shortened, signed, through_json
+from strategies import FULL, few, opened, shortened, signed, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 LENGTH = 16
@@ -239,7 +239,7 @@ def test_damaged_starts_are_refused(change: dict[str, Any]) -> None:
     train.load_state_dict(states)
     with iter(train) as batches:
         next(batches)
-        state = train.state_dict()
+        state = opened(train.state_dict())
     assert state["leg"]["offsets"]
     crafted = signed({**state, "leg": {**state["leg"], **change}})
     with pytest.raises(stoker.StateError, match="damaged"):

@@ -15,7 +15,7 @@ from test_places import drawing, taken
 from test_planned_batches import Case, cases
 
 import stoker
-from strategies import FULL, few, signed, through_json
+from strategies import FULL, few, opened, signed, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]
@@ -237,4 +237,4 @@ def test_orders_by_a_function_go_on_and_resume_on_ranks() -> None:
 def test_a_damaged_size_is_refused(size: Any) -> None:
     state = Ranks(TOKENS, 2, None, 1).state
     with pytest.raises(stoker.StateError):
-        pipeline(TOKENS, 0, 2).load_state_dict(signed({**state, "batch": size}))
+        pipeline(TOKENS, 0, 2).load_state_dict(signed({**opened(state), "batch": size}))

@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import checkpoint_program
 import elastic_program
 import pytest
 from elastic_program import EXAMPLES, KINDS, LENGTH, PACK_STEPS, document, source
@@ -19,12 +20,18 @@ from elastic_program import EXAMPLES, KINDS, LENGTH, PACK_STEPS, document, sourc
 from scripts import PATH, TIMEOUT_S
 
 
-def launched(folder: Path, ranks: int, *arguments: str, agent: Sequence[str] = ()) -> Any:
+def launched(
+    folder: Path,
+    ranks: int,
+    *arguments: str,
+    agent: Sequence[str] = (),
+    program: Any = elastic_program,
+) -> Any:
     """Start the program under torchrun, in a session of its own."""
     return subprocess.Popen(
         [
             sys.executable, "-m", "torch.distributed.run", *(agent or ["--standalone"]),
-            "--nproc-per-node", str(ranks), elastic_program.__file__, str(folder), *arguments,
+            "--nproc-per-node", str(ranks), program.__file__, str(folder), *arguments,
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -110,7 +117,7 @@ def others_go_on(folder: Path, kind: str, old: int, new: int) -> None:
     status, _ = ended(launched(folder, old, kind, "4", "[1, 10]"))
     assert status != 0
     state = json.loads((folder / "checkpoint.json").read_text())
-    assert all(each["yielded"] == 8 for each in (state if isinstance(state, list) else [state]))
+    assert all(each["step"] == 8 for each in (state if isinstance(state, list) else [state]))
     status, told = ended(launched(folder, new, kind, "4", "[-1, 0]"))
     assert status == 0, told
     assert f"with {new} rank{'s' * (new > 1)} instead of {old}" in told
@@ -123,3 +130,24 @@ def test_an_agent_starts_all_ranks_again_when_one_is_killed(tmp_path: Path) -> N
     status, told = ended(launched(tmp_path, 4, "echo", "4", "[1, 10]", agent=agent))
     assert status == 0, told
     check(tmp_path, "echo")
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_torch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
+    uses = collections.defaultdict[str, list[tuple[int, int]]](list)
+    for ranks, loads, saves in ((4, "", "of 4"), (2, "of 4", "of 2"), (3, "of 2", "")):
+        process = launched(tmp_path, ranks, loads, saves, program=checkpoint_program)
+        status, told = ended(process)
+        assert status == 0, told
+        for rank in range(ranks):
+            for kind, found in json.loads((tmp_path / f"{loads}-{rank}.json").read_text()).items():
+                uses[kind] += map(tuple, found)
+    assert all(len({*found}) == len(found) for found in uses.values())
+    every = checkpoint_program.EXAMPLES
+    for kind in ("plain", "dict"):
+        assert every - 3 < len(uses[kind]) <= every
+    assert 2 * every - 16 < len(uses["echo"]) <= 2 * every
+    assert all(x % 5 for x, _ in uses["filter"])
+    assert len(uses["filter"]) == (
+        checkpoint_program.FILTERED_STEPS * checkpoint_program.GLOBAL_BATCH
+    )

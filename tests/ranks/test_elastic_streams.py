@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import BeginsAnew, CountingStream, GoesOn, few, signed, stream, through_json
+from strategies import BeginsAnew, CountingStream, GoesOn, few, opened, signed, stream, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]
@@ -242,7 +242,7 @@ def test_damaged_legs_are_refused() -> None:
     state = leave(build(Numbers(100), 0, 4, 5), 2)
     train = build(Numbers(100), 1, 2, 3)
     train.load_state_dict(state)
-    sound = leave(train, 2)
+    sound = opened(leave(train, 2))
     build(Numbers(100), 1, 2, 3).load_state_dict(signed(sound))
     held = {"world": 2, "kinds": [], "places": "", "spent": ""}
     for change in (

@@ -16,7 +16,7 @@ from test_places import drawing, taken
 import stoker
 from stoker import testing
 from stoker.collate import pad
-from strategies import few
+from strategies import few, opened
 
 Build = Callable[..., stoker.Pipeline]
 
@@ -160,7 +160,7 @@ def test_ranks_progress_alike() -> None:
     ranks = [TOKENS.batched(TOKENS.begun(rank, 3)) for rank in range(3)]
     for _ in zip(*ranks, strict=True):
         assert len({rank.progress for rank in ranks}) == 1
-        assert len({rank.state_dict()["before"][0] for rank in ranks}) == 1
+        assert len({opened(rank.state_dict())["before"][0] for rank in ranks}) == 1
 
 
 def test_repeated_epochs_are_jumped_over() -> None:
@@ -280,6 +280,17 @@ def test_measure_asks_all_examples_in_order() -> None:
     for wrong, said in refused:
         with pytest.raises(ValueError, match=said):
             wrong.sizes(int)
+
+
+def test_each_rank_measures_all_examples_which_nobody_warns_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.distributed.unsharded._ranks", lambda: 2)
+    monkeypatch.setattr("stoker.distributed.unsharded._warned", set())
+    train = stoker.from_arrays(np.arange(50), seed=1).map(int)
+    assert train.sizes(int).tolist() == list(range(50))
+    with pytest.warns(UserWarning, match="each of 2 ranks iterates over all"):
+        list(train)
 
 
 def test_a_function_measures_all_examples_first() -> None:

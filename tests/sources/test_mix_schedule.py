@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, one_in, signed
+from strategies import few, one_in, opened, signed
 
 Weight = Callable[[stoker.types.Progress], float]
 PART = 1_000  # the first number of the second part, and so on
@@ -232,8 +232,9 @@ def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked
     by_epoch = mixed(LENGTHS, [1, weight])
     by_epoch.set_epoch(4)
     assert seen(by_epoch) == expected
-    drawn = state["drawn"]
-    far = signed({**state, "epoch": 1_000_000_004, "drawn": [drawn[0] + 120 * 10**9, drawn[1]]})
+    fields = opened(state)
+    drawn = fields["drawn"]
+    far = signed({**fields, "epoch": 1_000_000_004, "drawn": [drawn[0] + 120 * 10**9, drawn[1]]})
     resumed.load_state_dict(far)
     assert len(rows(resumed)) == 120
 
@@ -243,7 +244,7 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
     with pytest.raises(ValueError, match=r"before epoch 1,000 is found by asking .* load a state"):
         train.set_epoch(1000)
     assert len(rows(train)) == 120
-    state = train.state_dict()
+    state = opened(train.state_dict())
     del state["drawn"]
     with pytest.raises(stoker.StateError, match="load a state of that epoch"):
         train.load_state_dict(signed({**state, "epoch": 10**9}))
@@ -252,7 +253,7 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
             train.load_state_dict(signed({**state, "drawn": drawn}))
     plain = stoker.mix([stoker.from_arrays(np.arange(9)), stoker.from_arrays(np.arange(9))])
     with pytest.raises(stoker.StateError, match="which this pipeline has none of"):
-        plain.load_state_dict(signed({**plain.state_dict(), "drawn": [0, 0]}))
+        plain.load_state_dict(signed({**opened(plain.state_dict()), "drawn": [0, 0]}))
 
 
 def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:

@@ -190,7 +190,7 @@ def test_damaged_states_are_refused(nested: Any) -> None:
         next(batches)
         state = through_json(train.state_dict())
     resumed = of(40).batch(4)
-    resumed.load_state_dict({**state, "loader": nested})
+    resumed.load_state_dict({**state, "loader": [nested]})
     with pytest.raises(stoker.StateError, match="damaged"):
         iter(resumed)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import stream
+from strategies import opened, signed, stream
 
 
 @stoker.thread_safe
@@ -266,18 +266,15 @@ def test_states_that_cannot_be_are_refused() -> None:
     with iter(train) as batches:
         next(batches)
         state = train.state_dict()
-    from stoker.chain.state import _checksum
-
-    (right,) = state["parts"]
+    fields = opened(state)
+    (right,) = fields["parts"]
     assert right["number"] == 3
     crafts: Any = (
         [], "no", [[3, 0, 0]], [right] * 2, [{**right, "input": 10**9}], [{**right, "offset": -1}],
         [{**right, "number": 4}], [{"kind": "pack", "number": 3, "input": 0}],
     )  # fmt: skip
     for parts in crafts:
-        crafted = {**state, "parts": parts}
-        del crafted["checksum"]
-        crafted["checksum"] = _checksum(crafted)
+        crafted = signed({**fields, "parts": parts})
         with pytest.raises(stoker.StateError, match="damaged"):  # noqa: PT012 by iter() at last
             train.load_state_dict(crafted)
             iter(train)

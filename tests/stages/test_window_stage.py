@@ -12,7 +12,7 @@ from stoker_lmdb import Every
 
 import stoker
 from stoker.testing import check_resume
-from strategies import signed, stream, through_json
+from strategies import opened, signed, stream, through_json
 
 
 class Windows(stoker.WindowStage):
@@ -109,15 +109,16 @@ def test_other_windows_and_damaged_states_are_refused() -> None:
     with iter(pipeline) as batches:
         next(batches)
         state = pipeline.state_dict()
-    (node,) = state["parts"]
+    fields = opened(state)
+    (node,) = fields["parts"]
     assert node == {"kind": "window", "input": 6, "output": 3}
     with pytest.raises(stoker.StateError, match="another pipeline"):
         build(Windows(4, 3)).load_state_dict(state)
     for changes in ({"input": 5}, {"output": 2}, {"input": 60, "output": 30}, {"output": -1}):
-        damaged = signed({**state, "parts": [{**node, **changes}]})
+        damaged = signed({**fields, "parts": [{**node, **changes}]})
         with pytest.raises(stoker.StateError, match="damaged"):
             build(Windows(4, 2)).load_state_dict(damaged)
-    late = signed({**state, "parts": [{**node, "input": 8, "output": 4}]})
+    late = signed({**fields, "parts": [{**node, "input": 8, "output": 4}]})
     pipeline = build(Windows(4, 2))
     pipeline.load_state_dict(late)
     with pytest.raises(stoker.StateError, match="goes on too late"):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from stoker.basics import resources
 from stoker.basics.validate import is_whole_number
 from stoker.engine.skip import RAISE, MaxErrors, budget_of
@@ -105,6 +107,11 @@ class Chain(ChainView):
         ]
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*kept, *parts), applied=(*chain.applied, own))
+
+    def lengths(self) -> NDArray[Any] | None:
+        """Return the length of each example of the source, if it knows them and none is changed."""
+        is_bare = all(stage.traits.selects for stage in self.stages)
+        return self.indexed.lengths() if is_bare and self.indexed is not None else None
 
     def for_measuring(self) -> Chain:
         """Return this chain for ``.sizes()``: all examples of the source once, in its order.

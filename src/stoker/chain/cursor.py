@@ -6,7 +6,6 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from stoker.basics.future import start_thread
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
-from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
+from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator, leave_out
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.echoing.rank_sync import ranks
 from stoker.echoing.stream import PoolStart
@@ -165,8 +164,7 @@ class Cursor(Bookmark):
         iterator = self._iterate(run)
         self._before_iter, self._totals_before = was, totals_before
         self._note_start(epoch, run, iterator)
-        for _ in itertools.islice(iterator, rest):
-            pass
+        leave_out(iterator, rest)
         return iterator
 
     def _measure(self) -> None:

@@ -163,6 +163,10 @@ class EpochApi(Generic[T]):
         At most a byte for each item in a pool, and 4 KB. Loaded into a pipeline that is
         built alike, it makes the next iteration continue right behind that batch.
 
+        It has the same keys at every step. ``epoch``, ``step`` (the batches of that epoch that were
+        handed out) and ``finished`` (whether an epoch has just ended) are for people; the rest is
+        one text.
+
         Over a loader that has a state of its own (``StatefulDataLoader``) that is nested in it as
         it is, tensors included (save it with ``torch.save``); ``.echo("auto")`` then goes on with
         an empty pool.
@@ -170,8 +174,8 @@ class EpochApi(Generic[T]):
         Behind the last batch of an epoch, as far as ``len()`` tells, it is the state in which the
         next epoch begins. Under a wrapper that reads ahead of training, see ``acknowledge``.
 
-        ``torch.distributed.checkpoint`` is given each rank's own state as one value, under a name
-        that only as many ranks look for.
+        ``torch.distributed.checkpoint`` is given one value, which any number of ranks loads: the
+        state, or where ranks' states differ the list of all. Then all ranks must take part.
 
         Raises StateError in the middle of an epoch over a stream or another loader, which cannot be
         made again; under Lightning without a length or an acknowledgement, because it has read a
@@ -185,7 +189,8 @@ class EpochApi(Generic[T]):
                 "differ: filters, max_errors= and remainder='uneven' give them unequal parts. "
                 "Leave examples out before sharding, or save each rank's state_dict() yourself"
             )
-        return wrap_state(self._cursor.save())
+        chain = self.chain
+        return wrap_state(self._cursor.save(), chain.rank_world[0] if chain.ranks_differ else None)
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.
@@ -217,5 +222,4 @@ class EpochApi(Generic[T]):
         Raises StateError when the state belongs to another pipeline, seed or version; and where
         other ranks cannot go on in the middle of an epoch.
         """
-        states = saved if isinstance(saved, list) else [saved]
-        self._cursor.load([unwrap_state(one) for one in states], elastic=elastic)
+        self._cursor.load(unwrap_state(saved), elastic=elastic)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
-from stoker.errors import StokerError, raised_here
+from stoker.errors import StageError, StokerError, raised_here
 from stoker.frameworks.framework import EpochListener
 
 if TYPE_CHECKING:
@@ -36,10 +38,11 @@ MOVED = (
 class PipelineIterator(Iterator[T]):
     """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
 
-    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it. Only
-    an error of a foreign loader leaves it open, as the loader may go on. A closed iterator has no
-    more batches; but where something else closed it before its end, ``next()`` raises RuntimeError,
-    so that a loop over it does not look finished.
+    Dropping the last reference closes it too. After an error of a stage the next ``next()`` goes on
+    behind the batch that could not be made, and after one of a foreign loader the loader may go on.
+    Other errors within ``next()``, and Ctrl-C, close it. A closed iterator has no more batches; but
+    where something else closed it before its end, ``next()`` raises RuntimeError, so that a loop
+    over it does not look finished.
 
     It belongs to the process that made it. In a forked child, ``next()`` raises RuntimeError, and
     closing it ends nothing of the parent's.
@@ -91,8 +94,11 @@ class PipelineIterator(Iterator[T]):
                 )
             raise
         except BaseException as error:
-            if not run.raised_by_loader(error):
+            if not run.goes_on(error):
                 self.close()
+                if isinstance(error, StageError):
+                    error.add_note("The epoch ends here: what follows depends on what failed.")
+            del self, run  # the traceback would keep them, and with them their workers
             if isinstance(error, StokerError):
                 raise raised_here(error) from error.__cause__
             raise
@@ -136,6 +142,15 @@ class PipelineIterator(Iterator[T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def leave_out(iterator: PipelineIterator[Any], outputs: int) -> None:
+    """Take so many outputs, and drop them. An error closes the iterator."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(iterator.close)
+        for _ in itertools.islice(iterator, outputs):
+            pass
+        undo.pop_all()
 
 
 class DeferredIterator(PipelineIterator[T]):

@@ -1,7 +1,9 @@
 """Writes and reads saved states: exact at the last yielded batch, small, checked field by field.
 
-A state is JSON, with the signature of its chain and a checksum, which finds damage. Whether the
-values are possible, the chain that saved it tells.
+A state is a flat dict for JSON: a few numbers for people, and all else as one text (``content``),
+with the signature of its chain and a checksum, which finds damage. So states of all steps have the
+same keys, as checkpointers ask for that merge trees. Whether the values are possible, the chain
+that saved it tells.
 
 Values that no run of the pipeline could have saved are refused before anything is made of them, so
 that a state never takes more memory or time than the pipeline itself. The files of streams write
@@ -27,6 +29,7 @@ from stoker.echoing.stage import DEFAULT_POOL_BATCHES
 from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
 from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
+from stoker.engine.survivors import LOST
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.epoch_rest import EpochRest
@@ -34,8 +37,9 @@ from stoker.schedule.selection import Cut
 from stoker.stats import Counts
 
 # Raised by each change after which older states cannot be read: they are refused by number.
-FORMAT = 3
-_UNSIGNED = ("checksum", "loader")
+FORMAT = 4
+_SHOWN = ("format", "epoch", "step", "finished")
+"""The fields that stand beside the text. ``epoch`` is also read; the others are only shown."""
 _POOL = "0"
 """The name of the pool in a state."""
 _DIGEST_DIGITS = 8
@@ -80,14 +84,21 @@ def write(
     ``handed_out``: the outputs of all step epochs, with ``.repeat()``; else None. ``skip``: as in
     ``Loaded``.
     """
+    leg, outputs = position.leg, chain.steps
+    step = position.yielded + (0 if leg is None else leg.before.steps)
+    ended = bool(epoch and not step)
+    if handed_out is not None:
+        ended = bool(outputs and handed_out and not handed_out % outputs)
     state: dict[str, Any] = {
         "format": FORMAT,
+        "epoch": epoch,
+        "step": step,
+        "finished": ended,
         "numpy": np.__version__,
         "pipeline": chain.signature(),
         "world": chain.rank_world[1],
         "batch": chain.size_of_batches,
         "seed": chain.seed,
-        "epoch": epoch,
         "yielded": position.yielded,
         "uses": position.uses,
         "pool_sizes": {_POOL: pool_size.size} if pool_size.size else {},
@@ -100,8 +111,8 @@ def write(
     }
     if chain.ranks_differ:
         state["rank"] = chain.rank_world[0]
-    if position.leg is not None:
-        state["leg"] = position.leg.to_json()
+    if leg is not None:
+        state["leg"] = leg.to_json()
     drawn = chain.source.drawn_before(chain.orders.row, epoch)
     if drawn is not None:
         state["drawn"] = drawn
@@ -111,10 +122,43 @@ def write(
         state["skip"] = skip
     if position.order:
         state["order"] = position.order
-    content = {**state, "checksum": _checksum(state)}
-    if position.loader_state is not None:  # the loader's own, perhaps not for JSON
-        content["loader"] = position.loader_state
-    return content
+    sealed = seal(state)
+    if chain.source.takes_state:  # its own, perhaps not for JSON; no checkpointer divides a tuple
+        own = position.loader_state
+        sealed["loader"] = () if own is None else (own,)
+    return sealed
+
+
+def seal(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return these fields as a state: those to be shown, and one text with all others."""
+    shown = {name: fields[name] for name in _SHOWN if name in fields}
+    rest = {name: value for name, value in fields.items() if name not in shown}
+    return {**shown, "content": json.dumps({**rest, "checksum": _checksum(fields)})}
+
+
+def unseal(state: Any) -> dict[str, Any]:
+    """Return the fields of a state, and a loader's own state as ``loader``, if it is there.
+
+    Raises StateError for what is no state, is of another format, or is damaged.
+    """
+    if not isinstance(state, dict) or "format" not in state:
+        raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
+    if state["format"] != FORMAT:
+        known = compact_integers.short_repr(state["format"])
+        raise StateError(f"the state has format {known}; this version reads {FORMAT}")
+    try:
+        fields: dict[str, Any] = {
+            **json.loads(state["content"]),
+            **{name: state[name] for name in _SHOWN},
+        }
+        checksum, own = fields.pop("checksum"), state.get("loader", ())
+        if type(own) not in (list, tuple) or len(own) > 1:
+            raise ValueError("a loader has one state")
+    except (*_IMPOSSIBLE, RecursionError) as error:
+        raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from error
+    if checksum != _checksum(fields):
+        raise StateError("the state is damaged: its checksum does not fit")
+    return {**fields, "loader": own[0]} if own else fields
 
 
 def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
@@ -124,13 +168,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
     """
     seed = None if chain.is_seed_drawn else chain.seed
-    if not isinstance(state, dict) or "format" not in state:
-        raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
-    if state["format"] != FORMAT:
-        known = compact_integers.short_repr(state["format"])
-        raise StateError(f"the state has format {known}; this version reads {FORMAT}")
-    if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
-        raise StateError("the state is damaged: its checksum does not fit")
+    state = unseal(state)
     try:
         by = _saved_by(state, chain, elastic=elastic)
         rank = by.rank_world[0] if "rank" in state else None
@@ -283,7 +321,8 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         check_integer(state["uses"]),
         check_integer(state["fresh"], 0, examples),
         spent={
-            check_integer(int(a), 0, accounts): check_integer(n) for a, n in state["spent"].items()
+            check_integer(int(a), LOST, accounts): check_integer(n)
+            for a, n in state["spent"].items()
         },
         filtered=check_integer(state["filtered"]),
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if is_iterated else 0),

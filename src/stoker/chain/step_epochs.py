@@ -9,7 +9,6 @@ if that position cannot be reached again.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -20,11 +19,11 @@ from stoker.basics.warn import warn
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.iterator import MOVED, SECOND_ITERATOR, PipelineIterator, T
+from stoker.chain.iterator import MOVED, SECOND_ITERATOR, PipelineIterator, T, leave_out
 from stoker.chain.seek import can_jump, seek, skip_epochs
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
-from stoker.errors import StateError, StokerError
+from stoker.errors import StateError, StokerError, raised_here
 from stoker.frameworks.framework import EpochListener
 from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.stats import Counts, Stats
@@ -79,8 +78,7 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
-        for _ in itertools.islice(iterator, rest):
-            pass
+        leave_out(iterator, rest)
         return iterator
 
     @property
@@ -116,9 +114,12 @@ class StepEpochs(Cursor):
                 self._why = f": {why}" if why else ""
                 self._data_epoch = None
                 continue
-            except BaseException:
-                if self._live_run() is None:
+            except BaseException as error:
+                run = self._live_run()
+                if run is None:
                     self.leave()
+                elif run.has_lost(error):
+                    self.handed_out += 1
                 raise
             self.handed_out += 1
             return output
@@ -378,7 +379,11 @@ class StepEpochIterator(PipelineIterator[T]):
             if self._listener is not None:
                 self._listener.end()
             raise StopIteration
-        output = self._epochs.next()
+        try:
+            output = self._epochs.next()
+        except StokerError as error:
+            del self  # the traceback would keep it
+            raise raised_here(error) from error.__cause__
         if self._listener is not None:
             self._listener.begin()
         return cast(T, output)

@@ -63,8 +63,15 @@ class History:
                 f"{yielded - self._began_at} were handed out"
             )
         self.finished = finished
-        while len(self._counts) > 1 and self.oldest.yielded < finished:
+        while len(self._counts) > self.late + 1:
             self._counts.popleft()
+
+    def lose(self, at: HandedOut) -> None:
+        """Take the counts after one more output, whose error was raised: nobody acknowledges it."""
+        self._counts[-1] = at
+        self._began_at += 1
+        if self.finished is not None:
+            self.finished += 1
 
     def pending(self) -> list[HandedOut | None]:
         """Return the counts before each output not yet acknowledged, oldest first.
@@ -73,9 +80,9 @@ class History:
         """
         if self.finished is None:
             return []
-        known = [HandedOut(*at) for at in self._counts]
-        found = [at for at in known[:-1] if at.yielded >= self.finished]
-        return [*[None] * (self.late - len(found)), *found]
+        late = self.late
+        found = [HandedOut(*at) for at in self._counts][-1 - late : -1]
+        return [*[None] * (late - len(found)), *found]
 
     def before(self, late: int) -> HandedOut:
         """Return the counts before the last ``late`` outputs. Raises StateError if forgotten."""

@@ -7,7 +7,9 @@ The consumer alone calls it, one thread at a time. A forked child may use nothin
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +24,9 @@ from stoker.engine.epoch import EpochStreams
 from stoker.engine.history import HandedOut, History
 from stoker.engine.items import Item, RepeatingStream
 from stoker.engine.setup import EpochSetup
-from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.failure import ENDED, Failure, Rejected
 from stoker.engine.workers.cost import worker_time
-from stoker.errors import StateError, StokerError
+from stoker.errors import StageError, StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import PoolStats, StageStats, Stats, Uses
@@ -50,6 +52,7 @@ class Run:
         self.began_at = position.yielded
         self.flows = False  # whether another data epoch follows within the same step epoch
         self.was_asked = False
+        self._lost: weakref.ref[StageError] | None = None  # the error of the last lost output
         self._has_looked = False  # whether the next output, or its error, is in ``_ahead``
         self._ahead: Item | Exception | None = None
         self.wrapper: str | None = None  # the framework that is known to read ahead of its trainer
@@ -202,7 +205,8 @@ class Run:
 
         Raises:
             StopIteration: the epoch is over.
-            StageError: a stage failed on an example that this output needs.
+            StageError: a stage failed on an example that this output needs. If this is the error of
+                a lost output (``has_lost``), the next call goes on with the next one.
         """
         # This runs for each output, also for those that take 5 us in all: a method or a property
         # takes 0.06 us (bench/paths.py, batches of one).
@@ -229,7 +233,11 @@ class Run:
                     "a filter let an example through before the resume and rejects it now: filters "
                     "must be deterministic"
                 )
-            raise value.error
+            error = value.error
+            if isinstance(error, StageError) and value.part != ENDED:
+                error = copy.copy(error)  # a pool may hold it for further uses
+                self._lose(item, error)
+            raise error
         if streams.mask is not None:
             value = streams.mask.added(value, self.yielded, item.fresh - item.rows, item.fresh)
         self._left_ns = time.perf_counter_ns()
@@ -253,6 +261,18 @@ class Run:
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
+
+    def _lose(self, item: Item, error: StageError) -> None:
+        """Count an output that cannot be made as handed out, and its examples as skipped."""
+        self._left_ns = time.perf_counter_ns()
+        self.yielded += 1
+        self.fresh = max(self.fresh, item.fresh)
+        self.uses += item.rows
+        if self._streams.head is not None:
+            self.loaded = self._streams.head.loaded_with(item, self.loaded)
+        self.history.lose(HandedOut(self.yielded, self.uses, self.fresh, self.loaded))
+        self._skip_log.lose(error, item.rows)
+        self._lost = weakref.ref(error)  # its traceback may hold what holds this
 
     def _pull(self, now: int) -> Item | None:
         """Take the next output from the last stream, done or not; None at the end."""
@@ -419,10 +439,14 @@ class Run:
             ended = self.complete and self.yielded != self.steps
             head.leave(self.fresh, self.loaded, ended=ended)
 
-    def raised_by_loader(self, error: BaseException) -> bool:
-        """True if a foreign loader raised this error, and may go on."""
+    def has_lost(self, error: BaseException) -> bool:
+        """True if this is the error of the last output that was lost."""
+        return self._lost is not None and self._lost() is error
+
+    def goes_on(self, error: BaseException) -> bool:
+        """True if outputs may follow this error: one was lost, or a foreign loader raised it."""
         head = self._streams.head
-        return head is not None and head.has_raised(error)
+        return self.has_lost(error) or (head is not None and head.has_raised(error))
 
     def decisions(self) -> Decisions | None:
         """Return the decisions of an adaptive echo so far; None before any."""

@@ -44,7 +44,7 @@ class Budget:
         )
 
 
-# The default: the first example that fails ends the epoch.
+# The default: no example may be skipped.
 RAISE = Budget(0)
 
 

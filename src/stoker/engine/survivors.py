@@ -150,6 +150,8 @@ class OrderedStream(DecidingStream):
 
 _log = logging.getLogger("stoker")
 _LISTED = 1_000  # the most skips that are listed with their details
+LOST = -1
+"""The account of examples that were lost with an output whose error was raised."""
 
 
 class FilterRecord(Node, tag="filter"):
@@ -246,11 +248,19 @@ class SkipLog:
             stage = error.stage if account else None
             skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
             raise TooManyErrors(str(budget), stage, skips, count) from error
-        self.spent[account] = count
-        self.skipped += 1
+        self._count(account, 1, skip)
+        _log.warning("skipped: %s", skip)
+
+    def lose(self, error: StageError, examples: int) -> None:
+        """Record the examples of an output whose error was raised; no budget has to do with it."""
+        skip = Skip(error.stage, error.index, error.path, describe_error(error.__cause__))
+        self._count(LOST, examples, skip)
+
+    def _count(self, account: int, examples: int, skip: Skip) -> None:
+        self.spent[account] = self.spent.get(account, 0) + examples
+        self.skipped += examples
         if len(self.skips) < _LISTED:
             self.skips.append(skip)
-        _log.warning("skipped: %s", skip)
 
 
 class FilteredStream(OrderedStream):

@@ -21,6 +21,7 @@ from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics.resources import format_bytes, parse_bytes
 from stoker.chain.chain import Chain
 from stoker.constructors import from_folder
+from stoker.errors import StokerError
 from stoker.pipeline import Pipeline
 from stoker.sources.files import PartialFile
 from stoker.sources.folder import LabeledFile, LabeledImage
@@ -134,7 +135,12 @@ def _write(
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-                if isinstance(error, OSError) and error.errno and error.filename is None:
+                if (
+                    isinstance(error, OSError)
+                    and not isinstance(error, StokerError)
+                    and error.errno
+                    and error.filename is None
+                ):
                     raise OSError(error.errno, os.strerror(error.errno), temporary) from error
                 raise
             yield PackedShard(name, position - first, nbytes, shard.fields)

@@ -219,6 +219,10 @@ class IndexedSource(Source[Any], SourceBase):
                 found[f"the size of example {n}"] = str(self.fingerprint(n).size_bytes)
         return found
 
+    def lengths(self) -> NDArray[Any] | None:
+        """Return ``len`` of each example, ``[n]``, if none must be read for it; else None."""
+        return None
+
     def user_objects(self) -> list[UserObject]:
         """Return the user's objects that it calls."""
         return []

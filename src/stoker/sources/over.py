@@ -149,6 +149,10 @@ class SourceOver(_OverSeveral):
     def column(self, field: str | int) -> NDArray[Any]:
         return np.concatenate([source.column(field) for source in self.sources])
 
+    def lengths(self) -> NDArray[Any] | None:
+        known = [own for source in self.sources if (own := source.lengths()) is not None]
+        return np.concatenate(known) if len(known) == len(self.sources) else None
+
     def labels(self, field: str | int | None = None) -> NDArray[Any]:
         return np.concatenate([source.labels(field) for source in self.sources])
 

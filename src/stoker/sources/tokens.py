@@ -7,6 +7,7 @@ If it stops at an error, NumPy continues, and raises the precise error.
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,6 +37,11 @@ _WINDOWS = 256
 # Their files stay open meanwhile, beside those that always do.
 _WINDOWS_OF_MANY_FILES = 16
 _NPY = b"\x93NUMPY"
+MEGATRON = b"MMIDIDX\0\0"
+"""The first bytes of the ``.idx`` files that Megatron writes beside its token files."""
+# What llm.c's files begin with, before their number of tokens: a magic number and a version, int32.
+_LLM_C = {struct.pack("<2i", 20240520, 1): "<u2", struct.pack("<2i", 20240801, 7): "<u4"}
+_LLM_C_BYTES = 1024  # of the header
 # Magic numbers of at least four bytes: raw tokens begin so by chance once in four billion files.
 _OTHER_KINDS = {
     b"PK\x03\x04": "a zip archive (.npz, .pt)",
@@ -47,8 +53,9 @@ _OTHER_KINDS = {
     b"\x28\xb5\x2f\xfd": "compressed (zstd)",
     b"\xfd7zXZ\x00": "compressed (xz)",
     b"BZh91AY&SY": "compressed (bzip2)",
+    MEGATRON: "Megatron's index (leave length and separator out, or give its .bin file)",
 }
-_MAGIC_BYTES = 10  # the longest
+_HEAD_BYTES = 12
 
 
 class Window(NamedTuple):
@@ -77,7 +84,7 @@ class TokenSource(RangedFiles, Rows):
 
     Args:
         paths: paths, URLs or patterns of raw files, which need ``dtype``, and of one-dimensional
-            ``.npy`` files, which have theirs.
+            ``.npy`` files and those of llm.c, which have theirs.
         options: how URLs are listed and read.
         length, stride: in tokens; ``stride`` is ``length`` where it is None.
         dtype: of the tokens in raw files.
@@ -283,30 +290,35 @@ class TokenFile(NamedTuple):
 def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
     """Return a file's token dtype and count, from its first bytes."""
     path, version, start = file.path, file.version, 0
-    head = file.read(0, min(_MAGIC_BYTES, version.size_bytes))
+    head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
     if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
         opened = file.as_file()
         shape, kind = _npy_header(path, opened)
         if len(shape) != 1:
             raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
         start = opened.tell()
-        if dtype is not None and np.dtype(dtype) != kind:
-            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
         if version.size_bytes < start + shape[0] * kind.itemsize:
             raise ValueError(
                 f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
                 f"bytes for {shape[0]:,} tokens"
             )
-    elif dtype is None:
-        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
+    elif head[:8] in _LLM_C:
+        kind, start = np.dtype(_LLM_C[head[:8]]), _LLM_C_BYTES
+        tokens = int.from_bytes(head[8:], "little")
+        if version.size_bytes != start + tokens * kind.itemsize:
+            raise ValueError(f"{path} is truncated: its header says {tokens:,} tokens of {kind}")
     else:
-        kind = np.dtype(dtype)
         for magic, other in _OTHER_KINDS.items():
             if head.startswith(magic):
                 raise ValueError(
                     f"{path} is {other}, not raw tokens: write these with array.tofile, or a .npy "
                     "file with numpy.save"
                 )
+        if dtype is None:
+            raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
+        kind = np.dtype(dtype)
+    if dtype is not None and np.dtype(dtype) != kind:
+        raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
     if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
         raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
     nbytes = version.size_bytes - start

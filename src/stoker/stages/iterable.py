@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -34,7 +35,7 @@ from stoker.stages.stage import ChainView
 class IterableSource(HeadSource):
     """A stream of examples, in its own order. Saves the stream's own state if it has one."""
 
-    is_counted = True
+    is_counted = False  # it may end earlier or later than its ``len()``
 
     def __init__(self, examples: Any) -> None:
         self._passes = ReiterableStream(examples, "from_iterable", "examples")
@@ -53,7 +54,13 @@ class IterableSource(HeadSource):
         return self._has_state
 
     def count(self) -> int:
-        raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
+        """Return the ``len()`` of the iterable, which nobody checks. Raises TypeError without."""
+        try:
+            return len(self._given)
+        except Exception as error:  # it has none, or does not know it
+            raise TypeError(
+                "a stream has no length before it ends; .steps(n) gives it one"
+            ) from error
 
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
@@ -140,9 +147,12 @@ class IterableSource(HeadSource):
             super().check_leg(selection)
 
     def extent(self) -> str:
+        length = "no length"
+        with contextlib.suppress(TypeError):
+            length = f"{self.count():,} examples, as it says"
         if self.takes_state:
-            return "a stream with a state of its own: no length"
-        return "a stream: no length, no state in the middle of an epoch"
+            return f"a stream with a state of its own: {length}"
+        return f"a stream: {length}, no state in the middle of an epoch"
 
     def head(self, setup: EpochSetup, tally: EpochCounters) -> IterableHead:
         position, selection = setup.position, setup.flow.orders.selection

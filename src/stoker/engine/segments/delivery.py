@@ -29,7 +29,7 @@ class Delivery:
 
     Attributes:
         work: the segment's work; it names the batch in errors.
-        worker_pool: its lock guards a task's first failure.
+        worker_pool: the workers.
     """
 
     work: Work
@@ -65,10 +65,8 @@ class Delivery:
         """Put a failure in place of a row; of a batch, the first one counts."""
         if self.work.segment.batch is None:
             task.values[row] = failure
-            return
-        with self.worker_pool.lock:
-            if task.failed is None or row < task.failed[0]:
-                task.failed = (row, failure)
+        else:
+            task.failed.setdefault(row, failure)
 
 
 @dataclass(frozen=True, eq=False)

@@ -374,27 +374,24 @@ class SegmentRunner:
             for value, row in zip(values, rows, strict=True)
         ]
 
-    def _gather(self, task: Task, start: int, stop: int) -> bool:
-        """Gather rows of a task; on an error one by one, up to the row that cannot be read.
-
-        Returns whether all rows were gathered.
-        """
+    def _gather(self, task: Task, start: int, stop: int) -> None:
+        """Gather rows of a task; on an error one by one."""
         assert self.rows is not None
         indices = task.indices[start:stop]
         try:
             self.rows.gather(indices, task.batch, start)
-            return True
         except Exception as error:
             pass_on(error)
             if stop - start > 1:
-                return all(self._gather(task, row, row + 1) for row in range(start, stop))
+                for row in range(start, stop):
+                    self._gather(task, row, row + 1)
+                return
             (read,) = self.work.fetcher.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
                 number, one = task.number + start // self.group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
             self._delivery.fail(task, start, read)
-            return False
 
     def account(self, spent: list[int]) -> None:
         """Add counters to the epoch's; called under the worker pool's lock."""
@@ -404,8 +401,8 @@ class SegmentRunner:
         """Finish a batch: all its rows are written."""
         if self.segment.batch is None or task.values:
             return
-        if task.failed is not None and task.batch is None:
-            task.values = [task.failed[1]]
+        if task.failed and task.batch is None:
+            task.values = [task.failed[min(task.failed)]]
         else:
             task.values = self._completed(self._own_work(), task)
         self._end_kept(task)
@@ -433,7 +430,7 @@ class SegmentRunner:
 
     def _make_rows(self, work: Work, task: Task) -> None:
         """Write all rows of a task anew."""
-        task.failed = None
+        task.failed = {}
         self.allocate(task)
         if task.batch is not None:
             self._gather(task, 0, task.rows)
@@ -461,9 +458,8 @@ class SegmentRunner:
         except Exception as error:
             pass_on(error)
             values = [work.batch_failure(error, task.number, task.places)]
-        if task.failed is not None:  # the batches before the failed row are complete
-            row, failure = task.failed
-            values[row // self.group :] = [failure] * (len(values) - row // self.group)
+        for row in sorted(task.failed, reverse=True):
+            values[row // self.group] = task.failed[row]  # the first of a batch stays
         if self.segment.batch_maps:
             self._finish(work, values, task.number, ns, task.rows)
         return values

@@ -37,7 +37,7 @@ class Task:
         builder, batch: where its rows are written, if they make a batch.
         indices, items: the inputs of its rows: indices of examples in the source, or items.
         places, uses: the addresses of its rows (``Item``).
-        failed: the first of its rows that failed, and the failure.
+        failed: the failures of rows of its batches.
         kept: stored items whose uses end with the task, as it may be made again until then.
     """
 
@@ -57,7 +57,7 @@ class Task:
     items: list[Any] | None = None
     places: Any = None
     uses: list[int] | None = None
-    failed: tuple[int, Any] | None = None
+    failed: dict[int, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
 

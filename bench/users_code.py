@@ -148,9 +148,9 @@ Where it is behind, and why:
   take a quarter of the time (by a profile).
 
 - dicts, paths and array stay inline, as before. They are slower than before because the states of
-  the global generators are compared around each millisecond of work (``bench/draws.py``). paths
-  takes 0.6 s to the first batch: looking for generators in 1.28 million pairs, and a fork of the
-  process that holds them. In processes its rows cost twice what DataLoader's do: the seeds.
+  the global generators are compared around each millisecond of work (``ANSWERED.md``). paths takes
+  0.6 s to the first batch: looking for generators in 1.28 million pairs, and a fork of the process
+  that holds them. In processes its rows cost twice what DataLoader's do: the seeds.
 
 The rows dicts, paths and array were measured on another day than the others.
 

@@ -116,9 +116,10 @@ def from_iterable(
     consumer. Its examples cannot be read again, so there is no state in the middle of an epoch, and
     shuffling uses a buffer. An exception of the stream ends the epoch and cannot be skipped.
 
-    If the object has ``state_dict()`` and ``load_state_dict(state)`` (a streaming dataset of
-    Hugging Face, a ``torchdata.nodes.Loader``), there is a state in the middle of an epoch: the
-    pipeline takes the object's state after every 16th example, so a resume reads up to 15 again.
+    If the object, or the iterator that it returns, has ``state_dict()`` and
+    ``load_state_dict(state)`` (a streaming dataset of Hugging Face, a ``torchdata.nodes.Loader``),
+    there is a state in the middle of an epoch: the pipeline takes that state after every 16th
+    example, so a resume reads up to 15 again.
     If it has ``set_epoch(epoch)``, that is called before each pass.
 
     Args:

@@ -21,6 +21,7 @@ what cannot stand together raises a ``CombinationError``, which is a ``ValueErro
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import os
 from collections.abc import Sequence
@@ -103,8 +104,11 @@ def _class_for(kind: type[BaseException]) -> type[StageError]:
         return StageError
     names = {"__module__": StageError.__module__, "__doc__": StageError.__doc__}
     try:
-        made: type[StageError] = type("StageError", (StageError, kind), names)
+        meta: Any = type("Meta", (type(kind),), {})
+        made: type[StageError] = meta("StageError", (StageError, kind), names)
         _bare(made)
+        # Others' queues carry an error's class, too, such as those of a DataLoader's workers.
+        copyreg.pickle(meta, lambda _: (_class_for, (kind,)))
     except Exception:  # a group, or a class that does not want heirs
         return StageError
     return made

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,11 +50,45 @@ def test_a_script_prints_the_tables_of_its_rows() -> None:
     assert textwrap.indent(done.stdout, "    ") in docstring
 
 
+def test_a_quick_run_of_conformance_finds_no_errors() -> None:
+    done = python("conformance/run.py", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "no figures" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True, "num_workers": 1},
+        {"batch_size": None},
+        {"batch_size": 3, "sampler": [5, 2, 2, 7], "collate_fn": list},
+        {"batch_sampler": [[1, 2, 3], [0]]},
+    ],
+    ids=repr,
+)
+def test_the_loader_that_suites_get_is_as_torch_s(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(str(BENCH / "conformance"))
+    loader = importlib.import_module("torch_loader").StatefulDataLoader(range(10), **options)
+    wanted: Any = list(torch.utils.data.DataLoader(range(10), **options))  # type: ignore[arg-type]
+    assert repr(list(loader)) == repr(wanted)
+    assert len(loader) == len(wanted)
+
+
+def test_the_page_of_what_was_tested_has_the_table_of_the_rows() -> None:
+    done = python("conformance/run.py", "--page", "check")
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_all_rows_are_told_by_their_script_or_among_what_is_answered() -> None:
     answered = (BENCH / "ANSWERED.md").read_text()
     for rows in (BENCH / "results").glob("*.json"):
         name = rows.stem.removesuffix("_predicted")
-        script = BENCH / f"{name}.py"
+        script = BENCH / ("conformance/run.py" if name == "conformance" else f"{name}.py")
         told = script.read_text() if script.exists() else answered
         assert f"results/{name}.json" in told
         assert script.exists() != (f"- **`{name}`**" in answered)

@@ -120,9 +120,7 @@ def store(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
-def test_it_learns_and_goes_on(
-    name: str, tmp_path: Path, store: dict[str, str]
-) -> None:
+def test_it_learns_and_goes_on(name: str, tmp_path: Path, store: dict[str, str]) -> None:
     if name != "streaming":
         globals()[name](tmp_path)
     (tmp_path / "training.py").write_text((SCRIPTS / "training.py").read_text())

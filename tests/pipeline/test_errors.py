@@ -90,6 +90,7 @@ def test_a_stage_error_is_of_the_type_of_its_cause(what: str) -> None:
     assert isinstance(error, type(cause)) == (what in ERRORS)
     assert type(error).__name__ == "StageError"
     with contextlib.suppress(TypeError):  # a generator's end, to say
+        assert pickle.loads(pickle.dumps(type(error))) is type(error)  # a DataLoader's workers do
         for twin in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
             assert type(twin) is type(error)
             assert str(twin).startswith("map(f) failed on example 7: ")

@@ -117,6 +117,24 @@ def test_an_iterator_is_refused_for_it_would_be_used_up(iterator: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_dataset_of_torch_may_be_its_own_iterator() -> None:
+    from torch.utils.data import IterableDataset
+
+    class Reader(IterableDataset):  # type: ignore[misc,type-arg]
+        def __iter__(self) -> Iterator[int]:
+            self.left = 3
+            return self  # type: ignore[return-value]
+
+        def __next__(self) -> int:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    pipeline = stoker.from_iterable(Reader())
+    assert [list(pipeline), list(pipeline)] == [[2, 1, 0]] * 2
+
+
 @pytest.mark.parametrize("nothing", [3, None, object()])
 def test_what_cannot_be_iterated_is_refused(nothing: Any) -> None:
     with pytest.raises(TypeError, match="from_iterable needs an iterable"):

@@ -41,6 +41,44 @@ class Counting:
         self.begin = state["epoch"], state["at"]
 
 
+class CountingPasses:
+    """Its iterators have the state, as those of torchdata's datasets may; it changes in place."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch = length, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return CountingPass(np.random.default_rng(self.epoch).permutation(self.length).tolist())
+
+
+class CountingPass(Iterator[int]):
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.state = order, {"at": 0}
+
+    def __next__(self) -> int:
+        if self.state["at"] == len(self.order):
+            raise StopIteration
+        self.state["at"] += 1
+        return self.order[self.state["at"] - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+class CountingItself(CountingPasses, CountingPass):
+    """Is its own iterator, and begins where it is iterated, as datasets of torch may."""
+
+    def __iter__(self) -> Iterator[int]:
+        CountingPass.__init__(self, super().__iter__().order)  # type: ignore[attr-defined]
+        return self
+
+
 def of(length: int, **how: Any) -> stoker.Pipeline:
     return stoker.from_iterable(Counting(length), **{"seed": 0, **how})
 
@@ -51,13 +89,14 @@ def of(length: int, **how: Any) -> stoker.Pipeline:
     batch=st.integers(1, 20),
     workers=st.sampled_from([0, 2]),
     epoch=st.integers(0, 1),
+    made=st.sampled_from([Counting, CountingPasses, CountingItself]),
     data=st.data(),
 )
 def test_resumes_anywhere_any_number_of_times(
-    length: int, batch: int, workers: int, epoch: int, data: st.DataObject
+    length: int, batch: int, workers: int, epoch: int, made: Any, data: st.DataObject
 ) -> None:
     def build() -> stoker.Pipeline:
-        return of(length).batch(batch).workers(workers)
+        return stoker.from_iterable(made(length), seed=0).batch(batch).workers(workers)
 
     whole = build()
     epochs = [stream(whole) for _ in range(3)]

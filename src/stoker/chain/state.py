@@ -123,7 +123,7 @@ def write(
     if position.order:
         state["order"] = position.order
     sealed = seal(state)
-    if chain.source.takes_state:  # its own, perhaps not for JSON; no checkpointer divides a tuple
+    if not chain.source.is_indexed:  # its own, maybe not JSON; no checkpointer divides a tuple
         own = position.loader_state
         sealed["loader"] = () if own is None else (own,)
     return sealed

@@ -17,9 +17,11 @@ at the loaded state.
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -40,9 +42,9 @@ class ReiterableStream:
     """
 
     def __init__(self, given: Any, name: str, what: str) -> None:
-        # DALI's start over; a pipeline has __next__ only to say that it is none.
-        begins_anew = hasattr(given, "reset") or hasattr(given, "set_epoch")
-        if isinstance(given, Iterator) and not begins_anew:
+        # DALI's start over, and datasets may; a pipeline has __next__ only to say that it is none.
+        begins_anew = hasattr(given, "reset") or hasattr(given, "set_epoch") or has_state(given)
+        if isinstance(given, Iterator) and not (begins_anew or is_iterable_dataset(given)):
             raise TypeError(
                 f"{name} needs an object that can be iterated in every epoch; this "
                 f"{type(given).__name__} is used up after one: pass the object it came from, or a "
@@ -81,6 +83,12 @@ class ReiterableStream:
                 )
             self._last = weakref.ref(made)
         return iter(made)
+
+
+def is_iterable_dataset(given: Any) -> bool:
+    """True for an ``IterableDataset`` of torch."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    return torch_data is not None and isinstance(given, torch_data.IterableDataset)
 
 
 def has_state(given: Any) -> bool:
@@ -222,7 +230,7 @@ class StateLog:
         """Take the stream's state after this many examples, if one is due."""
         self.read = number
         if number == self.number + 1 or number % _EVERY == 0:
-            self._states.append((number, given.state_dict()))
+            self._states.append((number, deepcopy(given.state_dict())))  # it may be what changes
 
     def state(self, number: int) -> dict[str, Any] | None:
         """Return the state after this many examples of the pass; None at its beginning.

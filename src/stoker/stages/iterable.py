@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -33,14 +34,16 @@ from stoker.stages.stage import ChainView
 
 
 class IterableSource(HeadSource):
-    """A stream of examples, in its own order. Saves the stream's own state if it has one."""
+    """A stream of examples, in its own order. Saves its state if it, or its iterator, has one."""
 
     is_counted = False  # it may end earlier or later than its ``len()``
 
     def __init__(self, examples: Any) -> None:
         self._passes = ReiterableStream(examples, "from_iterable", "examples")
         self._given = examples
-        self._has_state = has_state(examples)
+        # One that is its own iterator gets its state as an iterator does, once it is begun.
+        self._has_state = has_state(examples) and not isinstance(examples, Iterator)
+        self._iterators_have: bool | None = None  # the first pass tells
         self._stream_state = StreamState(examples, self._passes.open)
         self._log: StateLog | None = None  # of the present pass
         self._first_state: Any = None  # from before any other was loaded
@@ -51,7 +54,7 @@ class IterableSource(HeadSource):
 
     @property
     def takes_state(self) -> bool:
-        return self._has_state
+        return self._has_state or self._iterators_have is not False
 
     def count(self) -> int:
         """Return the ``len()`` of the iterable, which nobody checks. Raises TypeError without."""
@@ -73,7 +76,7 @@ class IterableSource(HeadSource):
         saved = None if saved is None else validate_state(saved, number)
         self.set_epoch(epoch)
         if not self._has_state:
-            return self._passes.open()
+            return self._open_iterator(saved, number)
         if saved is not None and not number:
             self._stream_state.restore(saved)
             saved = None
@@ -91,10 +94,24 @@ class IterableSource(HeadSource):
         self._log = StateLog(saved, number, before)
         return StatefulPass(self._given, self._passes.open(), self._log)
 
+    def _open_iterator(self, saved: Any, number: int) -> Iterator[Any]:
+        """Begin a pass; where its iterator has a state, as datasets of torchdata do, at that."""
+        examples = self._passes.open()
+        self._iterators_have = has_state(examples)
+        if not self._iterators_have:
+            if saved is not None:
+                raise StateError(f"a stream's state is in it, and {self.name} has none")
+            return examples
+        own: Any = examples
+        if saved is not None:
+            own.load_state_dict(saved["own"])
+        self._log = StateLog(saved or {"own": deepcopy(own.state_dict()), "skip": 0}, number)
+        return StatefulPass(own, examples, self._log)
+
     def leave(self, number: int | None) -> None:
         """Record that the consumer left the pass after this many examples; None: at its end."""
         log = self._log
-        if log is None:
+        if log is None or not self._has_state:
             return
         place = None if number is None else log.place(number)
         if number is None or (number and place is None):
@@ -150,7 +167,7 @@ class IterableSource(HeadSource):
         length = "no length"
         with contextlib.suppress(TypeError):
             length = f"{self.count():,} examples, as it says"
-        if self.takes_state:
+        if self._has_state or self._iterators_have:
             return f"a stream with a state of its own: {length}"
         return f"a stream: {length}, no state in the middle of an epoch"
 

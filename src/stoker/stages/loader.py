@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
 from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.errors import StateError
-from stoker.sources.passes import ReiterableStream, StreamState, interrupt
+from stoker.sources.passes import ReiterableStream, StreamState, interrupt, is_iterable_dataset
 from stoker.stages.stage import ChainView
 
 
@@ -50,10 +49,8 @@ class LoaderSource(HeadSource):
 
         (torch also warns of that later, if it was asked for the length.)
         """
-        torch_data: Any = sys.modules.get("torch.utils.data")
-        streams = () if torch_data is None else torch_data.IterableDataset
         counted = hasattr(self.loader, "__len__")
-        return counted and not isinstance(getattr(self.loader, "dataset", None), streams)
+        return counted and not is_iterable_dataset(getattr(self.loader, "dataset", None))
 
     def count(self) -> int:
         """Return the loader's number of batches; the loader may raise any error."""

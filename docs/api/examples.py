@@ -155,6 +155,10 @@ assert stoker.images.read_size(Path("train/cat/0.jpg").read_bytes()) == (48, 64)
 # %% stoker.images.to_chw
 assert stoker.images.to_chw(pixels).shape == (3, 48, 64)
 
+# %% stoker.collate.varlen
+packed = stoker.from_dataset(texts, seed=0).pack(128, fit="best")
+batches = packed.batch(4, collate=stoker.collate.varlen())
+
 # %% stoker.collate.pad
 train = stoker.from_dataset(texts, seed=0).batch(8, collate=stoker.collate.pad(0))
 values, lengths = next(iter(train))  # int64 [8, longest] and [8]
@@ -221,6 +225,7 @@ assert list(sums) == [0, 0, 1, 3, 6]
 
 # %% stoker.Pipeline.pack
 packed = stoker.from_dataset(texts, seed=0).shuffle().pack(128).batch(4)
+whole = stoker.from_dataset(texts, seed=0).shuffle().pack(128, fit="best")
 
 # %% stoker.Pipeline.late
 train = data.shuffle().map(np.log1p, on=0).late(2).batch(32)

@@ -1,10 +1,11 @@
-"""Collate functions for ``.batch(collate=)``: padding of examples of different lengths."""
+"""Collate functions for ``.batch(collate=)``: examples of different lengths, packed documents."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.thread_safety import thread_safe
 from stoker.basics.validate import is_whole_number
 from stoker.batching.builder import Builder
+from stoker.batching.joining import Packed
 
 
 class Padded(NamedTuple):
@@ -162,3 +164,63 @@ def _stack(examples: list[Any]) -> Any:
     builder = Builder(len(examples), None, Recycler())
     builder.put(0, examples)
     return builder.finish()
+
+
+def varlen(names: Literal["flash", "transformers"] = "flash") -> Varlen:
+    """Batch packed documents as one row, for attention within documents.
+
+    Takes what ``.pack()`` makes: ``.pack(4096, fields=["input_ids"]).batch(2, collate=varlen())``.
+    The batch is a dict. Of each packed field of ``n`` sequences it has one array ``[n * length]``,
+    of each other field a list with the documents' values, and:
+
+    - ``cu_seqlens``, ``int32 [k + 1]``: where documents begin, and the end. Padding counts as one.
+    - ``max_seqlen``, a Python int: the longest.
+    - ``seq_lens``, ``int32 [k]``: the length of each.
+    - ``positions``, ``segments``: as of ``.pack()``; segments are numbered over the whole batch.
+
+    Args:
+        names: ``"transformers"`` gives what ``DataCollatorWithFlattening`` gives to models: arrays
+            ``[1, n * length]``, ``position_ids``, ``cu_seq_lens_q``, ``cu_seq_lens_k``,
+            ``max_length_q``, ``max_length_k``, and neither ``segments`` nor ``seq_lens``.
+
+    Raises ValueError for other names. The batch raises TypeError for what was not packed.
+    """
+    if names not in ("flash", "transformers"):
+        raise ValueError(f"varlen() takes names='flash' or 'transformers', not {names!r}")
+    return Varlen(names == "transformers")
+
+
+@thread_safe
+@dataclass(frozen=True)
+class Varlen:
+    """Called with a list of packed sequences, returns a batch; made by ``varlen``.
+
+    Attributes:
+        as_transformers: whether names and shapes are those of transformers.
+    """
+
+    as_transformers: bool
+
+    def __call__(self, examples: list[Any]) -> dict[Any, Any]:
+        rows = [each._asdict() if isinstance(each, Packed) else each for each in examples]
+        if not all(isinstance(row, Mapping) and "positions" in row for row in rows):
+            raise TypeError("varlen() batches what .pack() makes: put it before .batch()")
+        batch: dict[Any, Any] = {}
+        for name, first in rows[0].items():
+            column = [row[name] for row in rows]
+            is_packed = isinstance(first, np.ndarray)
+            batch[name] = np.concatenate(column) if is_packed else [*chain(*column)]
+        begins, is_padding = batch["positions"] == 0, batch["segments"] < 0
+        starts = np.append(np.flatnonzero(begins), len(begins)).astype(np.int32)
+        longest = int(np.diff(starts).max())
+        if not self.as_transformers:
+            numbers = np.cumsum(begins & ~is_padding, dtype=np.int32) - 1
+            batch["segments"] = np.where(is_padding, np.int32(-1), numbers)
+            more = {"cu_seqlens": starts, "max_seqlen": longest, "seq_lens": np.diff(starts)}
+            return {**batch, **more}
+        del batch["segments"]
+        batch["position_ids"] = batch.pop("positions").astype(np.int64)
+        for name, value in batch.items():
+            batch[name] = value[None] if isinstance(value, np.ndarray) else value
+        ends = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts.copy()}
+        return {**batch, **ends, "max_length_q": longest, "max_length_k": longest}

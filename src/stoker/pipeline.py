@@ -172,19 +172,24 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(Shard.of(rank, world_size, mesh, mesh_dims, remainder, mask))
 
-    def balance(self, sizes: Any, *, cost: Callable[[Any], Any] | None = None) -> Pipeline[T]:
+    def balance(
+        self, sizes: Any = None, *, cost: Callable[[Any], Any] | None = None
+    ) -> Pipeline[T]:
         """Deal the examples of each global batch so that ranks have equal work, and equally many.
 
-        It stands behind ``shuffle`` and ``shard``. A rank's rows come longest first.
+        It stands behind ``shuffle`` and ``shard``. A rank's rows come longest first. Behind
+        ``pack(length, sizes=)`` it deals packed sequences, by the sum of what their documents cost.
 
         Args:
             sizes: numbers ``[n]``, one for each example of the source (its length, in general), the
-                field that has them, or a function for ``sizes()``, which reads all examples now.
+                field that has them, or a function for ``sizes()``, which reads all examples now;
+                None behind ``pack``.
             cost: called once with these numbers, as an array; returns what examples cost, such as
-                ``lambda n: n + n * n / 4096``.
+                ``lambda n: n + n * n / 4096``. Behind ``pack`` it gets the lengths from 0 on, and
+                the default is ``n * n``.
 
         Raises ValueError or TypeError for numbers that do not fit, and ValueError over streams,
-        mixtures, and behind ``filter``, ``echo`` or ``batch``.
+        mixtures (but behind ``pack``), and behind ``filter``, ``echo`` or ``batch``.
         """
         return self._then(Balance.of(self._numbers(sizes), cost))
 
@@ -420,18 +425,55 @@ class Pipeline(EpochApi[T]):
         """
         return self._then(Scan.of(fn, state, dump, load))
 
-    def pack(self, length: int) -> Pipeline[Packed]:
-        """Join token sequences of any length into full ones: ``(tokens, segments, positions)``.
+    @overload
+    def pack(
+        self, length: int, *, fields: None = None, fit: Literal["split", "best"] = "split",
+        window: int = 1024, sizes: Any = None, labels: None = None,
+    ) -> Pipeline[Packed]: ...  # fmt: skip
 
-        Takes arrays ``[n]`` of integers, or lists. They follow each other, and are cut at the end
-        of a full sequence; the last tokens of an epoch, fewer than ``length``, are dropped.
-        ``segments`` numbers the sequences in each from 0 on, ``positions`` their tokens, both
-        ``int32 [length]``. A use is a full sequence.
+    @overload
+    def pack(
+        self, length: int, *, fields: str | int | Sequence[str | int],
+        fit: Literal["split", "best"] = "split", window: int = 1024, sizes: Any = None,
+        labels: str | int | None = None,
+    ) -> Pipeline[dict[Any, Any]]: ...  # fmt: skip
 
-        Raises ValueError after ``batch``, after another ``pack``, or on a loader. No ``echo`` can
-        follow.
+    def pack(
+        self,
+        length: int,
+        *,
+        fields: str | int | Sequence[str | int] | None = None,
+        fit: Literal["split", "best"] = "split",
+        window: int = 1024,
+        sizes: Any = None,
+        labels: str | int | None = None,
+    ) -> Pipeline[Any]:
+        """Join documents of any length into full sequences.
+
+        Of arrays ``[n]`` of integers, or lists, it makes ``(tokens, segments, positions)``, each
+        ``[length]``. Of dicts and tuples it makes dicts: of each field that is packed ``[length,
+        ...]``, of each other field a list with the documents' values, and ``segments`` and
+        ``positions``. ``segments`` numbers the documents in a sequence from 0 on, ``positions``
+        their tokens, both ``int32``; padding is last, in segment -1. A use is a full sequence.
+
+        Args:
+            length: of a sequence, in tokens.
+            fields: the names of the arrays ``[n, ...]`` that are packed together; integers become
+                ``int64``.
+            fit: ``"split"`` cuts documents where a sequence is full, and drops the last tokens of
+                an epoch; ``"best"`` keeps documents whole unless they are longer than ``length``,
+                and pads with zeros.
+            window: how many documents wait, for the best fit.
+            sizes: the length of each example of the source, or the field that has it. Then epochs
+                are planned: ``len()`` is known, global batches are the same for any number of
+                ranks, and ``.balance()`` may follow.
+            labels: the field in which the first token of each segment, and padding, is -100; made
+                of the first of ``fields`` if the documents have no such field.
+
+        Raises ValueError after ``batch``, after another ``pack``, or on a loader; with ``sizes``
+        also where examples may be left out or repeated before it.
         """
-        return self._then(Pack.of(length))
+        return self._then(Pack.of(length, fields, fit, window, self._numbers(sizes), labels))
 
     def late(self, max_batches: int) -> Pipeline[T]:
         """Let examples that are not ready when their batch is due come in a later one.

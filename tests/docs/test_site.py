@@ -52,7 +52,8 @@ def test_each_public_function_has_an_example() -> None:
     shown = re.findall(r"^# %% (\S+)$", text, re.MULTILINE)
     functions = {name: _find(name) for name in PUBLIC}
     functions |= {f"stoker.Pipeline.{name}": f for name, f in vars(stoker.Pipeline).items()}
-    functions |= {name: _find(name) for name in ("stoker.collate.pad", "stoker.testing.equal")}
+    others = ("stoker.collate.pad", "stoker.collate.varlen", "stoker.testing.equal")
+    functions |= {name: _find(name) for name in others}
     functions = {
         name: function
         for name, function in functions.items()

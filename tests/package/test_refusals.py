@@ -7,7 +7,7 @@ from pathlib import Path
 
 import stoker
 
-REFUSALS = 84
+REFUSALS = 91
 """A commit that adds or removes an option changes this number, and says by how many."""
 
 

@@ -36,7 +36,7 @@ PLANS = {"tokens", "keys"}
 REFUSED = {
     **{(a, b): r"cannot follow .*: put it behind the source" for a in ORDERS for b in ORDERS - {a}},
     **{
-        (a, b): r"plans batches before anything is read"
+        (a, b): r"plans before anything is read"
         for a in PLANS
         for b in ("echo", "fraction", "filter", "skips", "scan")
     },

@@ -18,13 +18,15 @@ from strategies import FULL, few, opened, shortened, signed, through_json
 
 WORLDS = [1, 2, 3, 4, 8]
 LENGTH = 16
+COUNTS = np.array([0, 3, 40, 7, 1, 16, 12])
+FITS: dict[str, Any] = {"split": {}, "best": {"fit": "best", "window": 5}}
 Build = Callable[[int, int, int], stoker.Pipeline]
 
 
 @stoker.thread_safe
 def document(x: Any, rng: np.random.Generator) -> Any:
     """Make tokens that tell which they are, and what was drawn for their document."""
-    count = [0, 3, 40, 7, 1, 16, 12][int(x) % 7]
+    count = COUNTS[int(x) % 7]
     return (int(x) * 100 + np.arange(count)) * 1_000 + rng.integers(1_000)
 
 
@@ -34,7 +36,7 @@ def with_even_start(packed: Any) -> bool:
 
 @stoker.thread_safe
 def shifted(packed: Any, rng: np.random.Generator) -> Any:
-    return packed.tokens, rng.integers(1 << 60)
+    return np.where(packed.segments < 0, -1, packed.tokens), rng.integers(1 << 60)
 
 
 def wanted(x: Any) -> bool:
@@ -59,10 +61,10 @@ def documents(kind: str, length: int, rank: int = 0, world: int = 1) -> stoker.P
     return train.random_map(document)
 
 
-def of_kind(kind: str, length: int, workers: int = 0) -> Build:
+def of_kind(kind: str, length: int, workers: int = 0, fit: str = "split") -> Build:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
         train = documents(kind, length, rank, world)
-        train = train.pack(LENGTH).random_map(shifted).batch(each)
+        train = train.pack(LENGTH, **FITS[fit]).random_map(shifted).batch(each)
         return (train.steps(10_000) if world > 1 else train).workers(workers)
 
     return build
@@ -109,7 +111,7 @@ class Packs:
             taken = 0
             with iter(train) as batches:
                 for tokens, draws in itertools.islice(batches, steps):
-                    self.tokens += tokens.ravel().tolist()
+                    self.tokens += tokens[tokens >= 0].tolist()
                     self.draws += draws.tolist()
                     taken += 1
                 states.append(through_json(train.state_dict()))
@@ -131,13 +133,14 @@ def check(found: Packs, expected: set[int]) -> None:
     assert len(expected) - len(found.tokens) < LENGTH, "only what does not fill the last sequence"
 
 
+@pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("kind", shortened(BEGUN, 2))
 @settings(max_examples=50 if FULL else 2)
 @given(data=st.data(), length=st.integers(30, 160), workers=st.sampled_from([0, 0, 0, 2]))
 def test_each_token_that_was_not_handed_out_comes_once(
-    kind: str, data: st.DataObject, length: int, workers: int
+    kind: str, fit: str, data: st.DataObject, length: int, workers: int
 ) -> None:
-    build = of_kind(kind, length, workers)
+    build = of_kind(kind, length, workers, fit)
     expected, found = expected_of(kind, length), Packs(build)
     for _ in range(data.draw(st.integers(1, 3))):
         world, each = data.draw(st.sampled_from(WORLDS)), data.draw(st.integers(1, 5))
@@ -150,10 +153,11 @@ def test_each_token_that_was_not_handed_out_comes_once(
     assert last.epoch == 1
 
 
+@pytest.mark.parametrize("fit", FITS)
 @settings(max_examples=20 if FULL else 1)
 @given(length=st.integers(30, 90), worlds=st.tuples(*[st.sampled_from(WORLDS)] * 2))
-def test_an_epoch_goes_on_from_every_batch(length: int, worlds: tuple[int, int]) -> None:
-    build = of_kind("shuffled", length)
+def test_an_epoch_goes_on_from_every_batch(fit: str, length: int, worlds: tuple[int, int]) -> None:
+    build = of_kind("shuffled", length, fit=fit)
     expected, (old, new) = expected_of("shuffled", length), worlds
     for steps in range(1, Packs(build).most(old, 2)):
         found = Packs(build)
@@ -164,9 +168,16 @@ def test_an_epoch_goes_on_from_every_batch(length: int, worlds: tuple[int, int])
 
 
 @few(1)
-@given(data=st.data(), kind=st.sampled_from([*BEGUN]), workers=st.sampled_from([0, 2]))
-def test_a_leg_is_resumed_bit_for_bit(data: st.DataObject, kind: str, workers: int) -> None:
-    build = of_kind(kind, 120, workers)
+@given(
+    data=st.data(),
+    kind=st.sampled_from([*BEGUN]),
+    fit=st.sampled_from([*FITS]),
+    workers=st.sampled_from([0, 2]),
+)
+def test_a_leg_is_resumed_bit_for_bit(
+    data: st.DataObject, kind: str, fit: str, workers: int
+) -> None:
+    build = of_kind(kind, 120, workers, fit)
     found, world = Packs(build), data.draw(st.sampled_from(WORLDS))
     found.take(4, 1, data.draw(st.integers(1, 4)))
     rank = data.draw(st.integers(0, world - 1))
@@ -244,3 +255,101 @@ def test_damaged_starts_are_refused(change: dict[str, Any]) -> None:
     crafted = signed({**state, "leg": {**state["leg"], **change}})
     with pytest.raises(stoker.StateError, match="damaged"):
         build(0, 1, 2).load_state_dict(crafted)
+
+
+def sizes_of(kind: str, length: int) -> Any:
+    """Return the number of tokens of each example of a source."""
+    count = {"mixture": length + 96, "selected": 2 * length}.get(kind, length)
+    return COUNTS[np.arange(count) % 7]
+
+
+def planned(kind: str, length: int, fit: str, *, balanced: bool = False) -> Build:
+    sizes = sizes_of(kind, length)
+
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = documents(kind, length, rank, world).pack(LENGTH, **FITS[fit], sizes=sizes)
+        return (train.balance() if balanced else train).random_map(shifted).batch(each)
+
+    return build
+
+
+def global_batches(build: Build, legs: list[tuple[int, int | None]], total: int) -> list[Any]:
+    """Return the sequences of each step of all ranks, with their draws, leg by leg."""
+    states, found = None, []
+    for world, steps in legs:
+        batches = []
+        for rank in range(world):
+            train = build(rank, world, total // world)
+            if states is not None:
+                train.load_state_dict(states)
+            with iter(train) as outputs:
+                batches.append([*itertools.islice(outputs, steps)])
+                state = through_json(train.state_dict())
+        states = state  # that of one rank is enough
+        for step in zip(*batches, strict=True):
+            rows = [
+                (*row.tolist(), int(draw))
+                for batch in step
+                for row, draw in zip(*batch, strict=True)
+            ]
+            found.append(sorted(rows))
+    return found
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("kind", ["shuffled", "blocks", "selected", "mixture"])
+def test_global_batches_are_the_same_for_any_ranks_where_lengths_are_known(
+    kind: str, fit: str, balanced: bool
+) -> None:
+    build = planned(kind, 150, fit, balanced=balanced)
+    alone = global_batches(planned(kind, 150, fit), [(1, None)], 12)
+    found = global_batches(build, [(4, 2), (2, 1), (3, 3), (6, None)], 12)
+    whole = [batch for batch in alone if len(batch) == 12]
+    assert found[: len(whole)] == whole
+    assert len(whole) > 6
+    rest = {row for batch in found[len(whole) :] for row in batch}
+    assert rest <= {*alone[-1]}  # of a short last step, equally many for each rank
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda p: p.pack(LENGTH).echo(2, pool=8), "joins before or behind the pool"),
+        (
+            lambda p: p.pack(LENGTH, sizes=sizes_of("shuffled", 90)).filter(with_even_start),
+            "leave sizes= out",
+        ),
+    ],
+)
+def test_what_ranks_have_of_their_own_is_refused(change: Any, says: str) -> None:
+    def build(rank: int, world: int) -> Any:
+        return change(documents("shuffled", 90, rank, world)).batch(2).steps(20)
+
+    train = build(0, 2)
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    with pytest.raises(stoker.StateError, match=says):
+        build(0, 3).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": "no"}, {"window": None, "due": 1, "begun": {"1": 3}}, {"begun": {"x": 1}},
+        {"due": -1},
+    ],
+)  # fmt: skip
+def test_damaged_windows_are_refused(change: dict[str, Any]) -> None:
+    def build() -> stoker.Pipeline:
+        return documents("shuffled", 90).pack(LENGTH, **FITS["best"]).batch(2)
+
+    train = build()
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    fields = opened(state)
+    (node,) = fields["parts"]
+    with pytest.raises(stoker.StateError, match="damaged"):
+        build().load_state_dict(signed({**fields, "parts": [{**node, **change}]}))

@@ -6,9 +6,10 @@ Where full sequences begin is decided by lengths alone, for all documents at han
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,16 +26,77 @@ class Packed(NamedTuple):
 
     tokens: NDArray[np.int64]
     segments: NDArray[np.int32]
-    """Which of the sequences in it a token is of, from 0 on."""
+    """Which of the sequences in it a token is of, from 0 on; -1 for padding, which comes last."""
     positions: NDArray[np.int32]
     """The token's place among those of its segment, from 0 on."""
+
+
+class Document:
+    """A document, or a piece of one.
+
+    Attributes:
+        arrays: those that are packed, ``[n, ...]``.
+        others: the other fields of the example.
+    """
+
+    def __init__(self, arrays: Sequence[Tokens], others: Mapping[Any, Any]) -> None:
+        self.arrays, self.others = arrays, others
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, part: slice) -> Document:
+        return Document([array[part] for array in self.arrays], self.others)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Joins pieces of documents to one example of full length.
+
+    Attributes:
+        length: of the example. Padding follows the pieces: 0, and -100 in ``labels``.
+        fields: the names of what is packed; None for bare tokens, which become ``Packed``.
+        labels: the field in which no first token of a segment is a target; "" for none.
+    """
+
+    length: int
+    fields: tuple[str | int, ...] | None = None
+    labels: str | int = ""
+
+    def __call__(self, pieces: list[Document]) -> Any:
+        sizes, numbers = [*map(len, pieces)], [*range(len(pieces))]
+        padding = self.length - sum(sizes)
+        if padding:
+            sizes.append(padding)
+            numbers.append(-1)
+        starts = np.array([0, *accumulate(sizes[:-1])], np.int32)
+        segments = np.array(numbers, np.int32).repeat(sizes)
+        positions = _counting(self.length) - starts.repeat(sizes)
+        arrays = zip(*(piece.arrays for piece in pieces), strict=True)
+        columns = [self._column([*each]) for each in arrays]
+        if self.fields is None:
+            return Packed(columns[0], segments, positions)
+        joined: dict[Any, Any] = dict(zip(self.fields, columns, strict=True))
+        if self.labels != "":
+            labels = joined.setdefault(self.labels, columns[0].copy())
+            labels[starts] = labels[self.length - padding :] = -100
+        for name in pieces[0].others:
+            joined[name] = [piece.others[name] for piece in pieces]
+        return {**joined, "segments": segments, "positions": positions}
+
+    def _column(self, arrays: list[Tokens]) -> Tokens:
+        are_whole = {array.dtype.kind for array in arrays} <= {"i", "u"}
+        dtype = np.int64 if are_whole else np.result_type(*arrays)
+        out = np.zeros((self.length, *arrays[0].shape[1:]), dtype)
+        np.concatenate(arrays, out=out[: sum(map(len, arrays))], casting="unsafe")
+        return out
 
 
 class CutDocuments:
     """Documents end to end, cut into full sequences. What is left over fills no further one.
 
     Args:
-        documents: arrays [n] of integers.
+        documents: arrays [n] of integers; a ``Document`` each where ``pieces`` are asked for.
         skip: the tokens of the first document that come before the first sequence.
         length: of a sequence, in tokens.
 
@@ -44,7 +106,7 @@ class CutDocuments:
         lasts: the document with the last token of each sequence.
     """
 
-    def __init__(self, documents: list[Tokens], skip: int, length: int) -> None:
+    def __init__(self, documents: list[Any], skip: int, length: int) -> None:
         self._documents = documents
         self.begins = [(0, skip)]
         self.lasts: list[int] = []
@@ -70,6 +132,15 @@ class CutDocuments:
                 piece, room = piece + 1, room - left
         self._sizes, self._numbers = np.array(sizes), np.array(numbers, np.int32)
         self._places = np.array(places, np.int32)
+
+    def pieces(self, number: int) -> list[Any]:
+        """Return what sequence ``number`` has of the documents, those without tokens left out."""
+        (first, skip), (behind, end) = self.begins[number : number + 2]
+        parts = self._documents[first : self.lasts[number] + 1]
+        if behind == self.lasts[number]:
+            parts[-1] = parts[-1][:end]
+        parts[0] = parts[0][skip:]
+        return [part for part in parts if len(part)]
 
     def join(self, start: int, stop: int, rows: Packed, counting: NDArray[np.int32]) -> None:
         """Write sequences ``start .. stop - 1`` as rows [n, length]; ``counting`` is 0, 1, ..."""

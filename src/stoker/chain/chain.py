@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from stoker.basics import resources
+from stoker.basics.compact_integers import LARGEST
 from stoker.basics.validate import is_whole_number
 from stoker.engine.skip import RAISE, MaxErrors, budget_of
 from stoker.engine.workers.make import Workers
@@ -321,8 +322,8 @@ class Chain(ChainView):
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches are planned, so that others go together than follow each other, and
-        epochs may differ in their number."""
+        """Whether batches, or packed sequences, are planned, so that others go together than follow
+        each other, and epochs may differ in their number."""
         return self.orders.rule is not None
 
     def cuts(self, epoch: int) -> PlannedBounds | None:
@@ -350,7 +351,8 @@ class Chain(ChainView):
         if not fresh or world == 1 or not self.plans_batches:
             return Counts(world * fresh, world * uses, outputs)
         of_all = self.orders.cuts(self.seed, epoch).of_all(fresh)
-        return Counts(of_all, of_all if self.echo is None else world * uses, outputs)
+        are_uses = self.echo is None and not self.packs
+        return Counts(of_all, of_all if are_uses else world * uses, outputs)
 
     def examples(self, epoch: int = 0) -> int:
         """Return this rank's fresh examples (of a loader, batches). Raises TypeError if unknown."""
@@ -361,6 +363,8 @@ class Chain(ChainView):
         """Return the most fresh examples that this rank can have in an epoch."""
         if not self.plans_batches:
             return self.source.examples(self.selection)
+        if self.packs:  # pieces of documents
+            return LARGEST
         # All ranks together have no more.
         return self.source.examples(self.selection.of_all_ranks())
 
@@ -413,7 +417,7 @@ class Chain(ChainView):
             counts[at] = count
             traits = self.stages[at].traits
             try:
-                if cuts is not None and traits.batches:
+                if cuts is not None and self.stages[at].batch_rule is not None:
                     count = cuts.batches
                 elif not traits.selects and (with_echo or not traits.repeats):
                     count = self.stages[at].count(count)

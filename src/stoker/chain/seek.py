@@ -7,8 +7,9 @@ batch size differs, a new leg begins (``schedule.epoch_rest``): a row of the unr
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +20,13 @@ from stoker.chain.state import Loaded
 from stoker.echoing.stage import DEFAULT_POOL_BATCHES, pool_key
 from stoker.echoing.stream import PoolStart
 from stoker.engine.checkpoint import PoolSize, Position
+from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.batch_bounds import FixedBatches
+from stoker.schedule.batch_plan import PlannedSharding
 from stoker.schedule.epoch_rest import EpochRest, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
+from stoker.schedule.packing import PackedSharding
 from stoker.schedule.pools.fixed import Pool
 from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.stats import Counts
@@ -36,9 +40,9 @@ _log = logging.getLogger("stoker")
 def can_jump(chain: Chain) -> bool:
     """True if arithmetic alone finds the position after a number of outputs.
 
-    That excludes streams and loaders, dropped examples, and pools.
+    That excludes streams and loaders, dropped examples, packed sequences, and pools.
     """
-    if chain.plans_batches and chain.selection.calls_user:
+    if chain.packs or (chain.plans_batches and chain.selection.calls_user):
         return False
     return chain.source.is_indexed and not chain.may_leave_out and chain.echo is None
 
@@ -190,15 +194,15 @@ def _place_of(loaded: Loaded) -> tuple[int, int, int]:
 
 
 class _RankProgress(NamedTuple):
-    """The rows that a rank had read, the items of them that its pool holds, and the full sequences
-    that it packed; of the first unread row, ``offset`` tokens are in these."""
+    """The rows that a rank had read, the items of them that its pool holds, or that wait to be
+    packed, and the full sequences that it packed; ``offsets`` tokens of unread rows are there."""
 
     rows: int
     ordinals: NDArray[np.int64] = np.empty(0, np.int64)
     remaining: NDArray[np.int64] = np.empty(0, np.int64)
     spent: NDArray[np.int64] = np.empty(0, np.int64)
     sequences: int = 0
-    offset: int = 0
+    offsets: Mapping[int, int] = MappingProxyType({})
 
 
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSize, int]:
@@ -284,6 +288,14 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     assert at is not None
     was, by = at.leg, loaded.by.on_leg(at.leg)
     deal = by.orders.planned_deal(loaded.seed, loaded.epoch)
+    if isinstance(deal, PackedSharding):  # it deals by the number of sequences
+        before = by.counts(loaded.epoch, at.fresh, at.uses, at.yielded)
+        read = before.fresh_examples + (0 if was is None else was.before.fresh_examples)
+        left = UnreadRanges(_whole(by).cut(read, len(_whole(by))))  # to tell how much
+        leg = _leg_behind(at, world, left, before)
+        done = world * at.uses + (0 if was is None else was.sequences)
+        return Position(order=at.order, leg=replace(leg, world=chain.rank_world[1], sequences=done))
+    assert isinstance(deal, PlannedSharding)
     rest, head = (_whole(by), 0) if was is None else (was.rest, len(was.returned))
     rows, following = deal.unread(at.yielded)
     rows = np.concatenate([rows, np.arange(following, head)])
@@ -384,9 +396,15 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
     node = nodes[0] if nodes else None
     told = [read for each in nodes if (read := each.read_so_far()) is not None]
     if told:  # the inputs of the first are rows of the source; one at most joins sequences
-        sequences = sum(read.sequences for read in told)
-        offset = sum(read.offset for read in told)
-        return _RankProgress(told[0].rows, sequences=sequences, offset=offset)
+        packed = max(told, key=lambda read: (len(read.waiting), read.sequences))
+        number_of = (node if isinstance(node, FilterRecord) else FilterRecord()).number_of
+        offsets = {number_of(at): offset for at, offset in packed.offsets.items()}
+        rows, waiting = told[0].rows, as_array(range(0))
+        if packed.waiting:  # of what follows the oldest of these some was handed out
+            rows = number_of(packed.rows)
+            waiting = np.array([*map(number_of, packed.waiting)], np.int64)
+        nothing = np.zeros_like(waiting)
+        return _RankProgress(rows, waiting, nothing, nothing, packed.sequences, offsets)
     layer = by.flow.echo
     if not isinstance(node, PoolStart) or layer is None or layer.stage.counts is None:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
@@ -411,7 +429,7 @@ def _unread(
     rows, group = [left.rows for left in each], by.batch_size
     head = 0 if position.leg is None else position.leg.head_each
     # Up to here some rank had read of the row. What is begun is returned by its place.
-    ahead = max(0, max(left.rows + (left.offset > 0) for left in each) - head)
+    ahead = max(0, max(left.rows + (left.rows in left.offsets) for left in each) - head)
     share = selection.share
     deals_by_example = share is not None and share.costs is not None
     if deals_by_example or by.source.has_own_order:
@@ -429,9 +447,9 @@ def _unread(
             of_rank_selection = replace(of_rank_selection, drawing=None)
         order = indexed.order(of_rank_selection, first.seed, first.epoch, group)
         places.append(as_array(order.places(left.ordinals)))
-        if left.offset:
-            (place,) = as_array(order.places(range(left.rows, left.rows + 1))).tolist()
-            begun[place] = left.offset
+        for row, offset in left.offsets.items():
+            (place,) = as_array(order.places(range(row, row + 1))).tolist()
+            begun[place] = offset
         if not selection.has_runs:
             unread.append(as_array(order.places(range(left.rows, head + ahead))))
     if selection.has_runs:

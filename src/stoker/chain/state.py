@@ -341,9 +341,13 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         group, cuts = orders.group, None
         if orders.rule is not None:
             cuts = orders.cuts(check_integer(state["seed"], 0, None), epoch)
-            examples, group = cuts.examples, cuts.largest
-            if echo is None:  # one state serves all ranks, whose batches have unequal sizes
-                found.uses = found.fresh = cuts.start(yielded)
+            examples = cuts.examples
+            if orders.packs:
+                found.fresh = found.fresh if by.ranks_differ else cuts.start(found.uses)
+            else:
+                group = cuts.largest
+                if echo is None:  # one state serves all ranks, whose batches have unequal sizes
+                    found.uses = found.fresh = cuts.start(yielded)
         in_step = 1 if echo is None else echo.group
         bounds = Bounds(
             examples, yielded, group, pool_size, in_step, epoch, flow.carries_pool, cuts

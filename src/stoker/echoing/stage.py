@@ -121,12 +121,8 @@ class Echo(StreamStage):
     def bind(self, before: ChainView) -> Echo:
         """Note whether a random map stands before it.
 
-        Raises ValueError after another echo, and after a stage whose outputs cannot be made again
-        one by one.
+        Raises ValueError after another echo.
         """
-        joining = first_with(before.stages, lambda t: t.joins)
-        if joining is not None:
-            raise CombinationError(f".echo() cannot follow {joining.name}: put it before")
         other = first_with(before.stages, lambda t: t.repeats)
         if other is not None:
             raise CombinationError(
@@ -208,11 +204,14 @@ class Echo(StreamStage):
             raise StateError(f"how far .{self.name} has read a stream is the rank's own")
         if self._holds_batches(chain):
             raise StateError(f"the batches in the pool of .{self.name} are the rank's own")
-        if not chain.may_leave_out:
-            return
         joins = first_with(chain.stages, lambda t: t.joins)
         if joins is not None:
-            raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
+            raise StateError(
+                f"what .{joins.name} joins before or behind the pool of .{self.name} is the rank's "
+                "own"
+            )
+        if not chain.may_leave_out:
+            return
         raise StateError(
             f"what is left out in front of the pool of .{self.name}, or behind it, is the rank's "
             "own"

@@ -20,7 +20,9 @@ that state; there are no nodes, and pools begin empty.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -63,12 +65,14 @@ class ReadSoFar(NamedTuple):
     Attributes:
         rows: the number of inputs that were read whole.
         sequences: the number of full sequences made of them, 0 if none are joined.
-        offset: how many tokens of the next input are in these.
+        offsets: how many tokens of other inputs are in these, by their numbers.
+        waiting: the numbers of inputs before ``rows`` of which nothing, or no more, is in these.
     """
 
     rows: int
     sequences: int = 0
-    offset: int = 0
+    offsets: Mapping[int, int] = MappingProxyType({})
+    waiting: Sequence[int] = ()
 
 
 @dataclass

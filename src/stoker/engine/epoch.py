@@ -230,7 +230,7 @@ class EpochStreams:
         def stream_of(work: Work, depth: int, order: EpochIndices | None) -> SegmentStream:
             batch, reader = part.batch, work.fetcher.reader
             cuts: BatchBounds = FixedBatches(batch.n if batch is not None else 1)
-            if batch is not None and orders.rule is not None:
+            if batch is not None and batch.is_planned:
                 cuts = orders.cuts(self._seed, self._epoch)
             runner = SegmentRunner(
                 work, pool, depth, cost, orders.group, cuts, self.recycler, self.tally, is_sent

@@ -182,7 +182,10 @@ class Flow:
         self._on_device = self._on_device or stage.traits.moves
 
     def join(self, length: int) -> None:
-        """Items are pieces of full sequences of this length: the segment behind joins them."""
+        """Items are pieces of full sequences: the segment behind joins them to this length.
+
+        With length 0 a step does, which comes next.
+        """
         self._renumbered = True
         self._segment = replace(self._new(), joins=length)
 

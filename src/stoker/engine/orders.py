@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.engine.work.address import WorkAddress
 from stoker.schedule.batch_bounds import PlannedBounds
-from stoker.schedule.batch_plan import BatchRule, PlannedSharding
+from stoker.schedule.batch_plan import BatchRule, Planned, PlannedSharding
+from stoker.schedule.packing import PackedSharding, PackRule
 from stoker.schedule.progress import Pace
 from stoker.schedule.selection import Selection
 from stoker.schedule.sharding import EpochIndices
@@ -22,19 +23,28 @@ class Orders:
         source: the source, if its examples are read by number; else None.
         selection: the examples of an epoch, and their order.
         group: the number of examples in a batch, 1 where examples are never batched.
-        rule: how batches are planned; None where they are not.
+        rule: how batches, or packed sequences, are planned; None where they are not.
     """
 
     source: IndexedSource | None
     selection: Selection
     group: int
-    rule: BatchRule | None = None
+    rule: BatchRule | PackRule | None = None
     _planned: dict[tuple[int, int], EpochIndices] = field(default_factory=dict, compare=False)
 
     @property
     def row(self) -> Selection:
-        """The selection whose places are dealt to ranks; planned batches deal those of all."""
-        return self.selection if self.rule is None else self.selection.of_all_ranks()
+        """The selection whose places are dealt to ranks; planned batches deal those of all.
+
+        Sequences are planned for the whole epoch, on every leg of it.
+        """
+        row = self.selection if self.rule is None else self.selection.of_all_ranks()
+        return replace(row, leg=None) if self.packs else row
+
+    @property
+    def packs(self) -> bool:
+        """Whether packed sequences are planned."""
+        return isinstance(self.rule, PackRule)
 
     @property
     def calls_user(self) -> bool:
@@ -74,11 +84,11 @@ class Orders:
         """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
         return self.planned_deal(seed, epoch).cuts
 
-    def planned_deal(self, seed: int, epoch: int) -> PlannedSharding:
+    def planned_deal(self, seed: int, epoch: int) -> Planned:
         """Return the deal of an epoch whose batches are planned."""
         assert self.rule is not None
         deal = self._by_rule(self.rule, seed, epoch).deal
-        assert isinstance(deal, PlannedSharding)
+        assert isinstance(deal, Planned)
         return deal
 
     def forget_planned(self) -> None:
@@ -86,15 +96,20 @@ class Orders:
         if self.calls_user:
             self._planned.clear()
 
-    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> EpochIndices:
+    def _by_rule(self, rule: BatchRule | PackRule, seed: int, epoch: int) -> EpochIndices:
         assert self.source is not None
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
         whole = self.source.order(self.row, seed, epoch)
         leg, parts = self.selection.leg, self.source.parts_count
-        first = 0 if leg is None else leg.rest.first or 0
-        deal = PlannedSharding(whole, rule, seed, epoch, *self._rank_world, parts, first)
+        deal: Planned
+        if isinstance(rule, PackRule):
+            first = 0 if leg is None else leg.sequences
+            deal = PackedSharding(whole, rule, *self._rank_world, self.group, parts, first)
+        else:
+            first = 0 if leg is None else leg.rest.first or 0
+            deal = PlannedSharding(whole, rule, seed, epoch, *self._rank_world, parts, first)
         order = EpochIndices(whole.order, deal, deal.cuts.examples)
         order.digest = whole.digest
         self._planned.clear()

@@ -169,7 +169,7 @@ class Run:
         share = self._flow.orders.selection.share
         if (share is not None and share.world > 1) or self.leg is not None:
             return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
-        if any(segment.joins for segment in self._flow.segments):
+        if any(segment.renumbered for segment in self._flow.segments):
             return "all examples together do not fill one packed sequence"
         return (
             "the loader gave none" if self._flow.source.yields_batches else "there are no examples"

@@ -19,6 +19,7 @@ made as an epoch begins, in about 0.2 us of processor time an example (bench/res
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -34,6 +35,8 @@ from stoker.schedule.sharding import EpochIndices
 
 # Windows whose batches are remembered: workers read ahead, and a resumed pool reaches back.
 _REMEMBERED = 8
+# Rows that are counted at once: 1 MB. Chosen, not measured.
+_COUNTED = 1 << 16
 
 Numbers = NDArray[np.int64]
 
@@ -93,8 +96,38 @@ class _Window(NamedTuple):
     carried: Numbers
 
 
-class PlannedSharding:
+class Planned(ABC):
     """The rows of one rank, batch by batch: a ``CountedSharding``.
+
+    Attributes:
+        whole: the epoch as a single process reads it.
+        cuts: the batches.
+        first: how much of the row of parts earlier ranks have dealt.
+    """
+
+    together: ClassVar[int] = 0
+    whole: EpochIndices
+    cuts: PlannedBounds
+    first = 0
+    _parts: int
+
+    @abstractmethod
+    def places(self, rows: Places) -> Places:
+        """Return the places of these rows."""
+
+    def counts(self, rows: int) -> list[int]:
+        """Return how many of the first so many rows are of each part of a mixture."""
+        found = np.zeros(self._parts, np.int64)
+        for start in range(0, rows, _COUNTED):
+            places = as_array(self.places(range(start, min(rows, start + _COUNTED))))
+            parts, _ = parts_and_numbers(places, self._parts)
+            found += np.bincount(parts, minlength=self._parts)
+        counts: list[int] = found.tolist()
+        return counts
+
+
+class PlannedSharding(Planned):
+    """The rows of one rank, in batches of about equal size.
 
     Args:
         whole: the epoch as a single process reads it.
@@ -104,14 +137,8 @@ class PlannedSharding:
         parts: how many parts the source is mixed of, 1 for none.
         first: how much of the row of parts earlier ranks have dealt.
 
-    Attributes:
-        whole, first: as given.
-        cuts: the batches.
-
     Raises ValueError where an example is larger than a batch may be.
     """
-
-    together: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -143,16 +170,6 @@ class PlannedSharding:
 
     def places(self, rows: Places) -> Places:
         return self.whole.places(self._in_epoch(as_array(rows)))
-
-    def counts(self, rows: int) -> list[int]:
-        """Return how many of the first so many rows are of each part of a mixture."""
-        found = np.zeros(self._parts, np.int64)
-        for start in range(0, rows, self._rule.window):
-            places = as_array(self.places(range(start, min(rows, start + self._rule.window))))
-            parts, _ = parts_and_numbers(places, self._parts)
-            found += np.bincount(parts, minlength=self._parts)
-        counts: list[int] = found.tolist()
-        return counts
 
     def unread(self, steps: int) -> tuple[Numbers, int]:
         """Return the rows of the epoch that no rank has after so many steps.

@@ -1,30 +1,31 @@
-"""Packing: ragged sequences joined into full ones.
+"""Packing: documents joined into full sequences.
 
-Where a full sequence begins is known only once the values are there (``survivors``). Here that is
-decided, for all documents that are there at once: the segment behind joins them, where they are
-needed (``batching.joining``).
+Where a full sequence begins is known only once the values are there (``survivors``), or ahead of
+the epoch where lengths are known (``schedule.packing``). The segment behind joins the documents.
 
-A resume needs the start of one full sequence: its input, and the offset in it. All later ones
-follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
-are begun: whoever gets those leaves out what was handed out (``EpochRest.offsets``). No pool may
-stand after ``.pack()``, so no full sequence is ever made again from its number.
+A resume needs the start of one full sequence: the input, the offset in it, and the numbers of the
+documents that wait in a window. All later sequences follow. Where other ranks take the epoch over,
+these starts say which inputs are unread, and which are begun: whoever gets those leaves out what
+was handed out (``EpochRest.offsets``). Sequences that a pool behind it still needs are made once
+more on the way there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, repeat, takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, repeat, takewhile
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from stoker.basics import compact_integers
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.basics.validate import is_whole_number
-from stoker.batching.joining import CutDocuments, Tokens
+from stoker.batching.joining import CutDocuments, Document, Joining, Tokens
 from stoker.engine.checkpoint import (
     Bounds,
     Count,
@@ -35,20 +36,26 @@ from stoker.engine.checkpoint import (
     damage_error,
 )
 from stoker.engine.flow import Flow
-from stoker.engine.items import DoneTask, Item, done_item
+from stoker.engine.items import DoneTask, Item, with_value
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.failure import Failure
-from stoker.errors import CombinationError, StateError
-from stoker.schedule.epoch_rest import EpochRest
+from stoker.engine.work.step import RowStep
+from stoker.errors import CombinationError, FieldError, StateError
+from stoker.schedule.costs import Costs
+from stoker.schedule.orders.order import as_array
+from stoker.schedule.packing import BestFit, PackedSharding, PackRule, Piece
+from stoker.sources.origin import UserObject, numbers_of
+from stoker.stages.batching.planned import check_planned
 from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
 
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
 _FORM = attrgetter("ndim", "dtype")
 _NO_TOKENS: Tokens = np.zeros(0, np.int64)
+_FITS = ("split", "best")
+_ADDED = {"segments", "positions"}
 
 
 @dataclass(frozen=True)
@@ -57,27 +64,51 @@ class Pack(StreamStage):
 
     Attributes:
         length: of what comes out, in tokens.
+        fields, labels: as in ``Joining``.
+        window: the number of documents among which the best fit is chosen; 0 where documents are
+            split.
+        sizes: of the source's examples, if they are given; ``rule``: what follows from them, once
+            it is bound.
     """
 
     length: int
-    traits = Traits(joins=True)
+    fields: tuple[str | int, ...] | None = None
+    labels: str | int = ""
+    window: int = 0
+    sizes: Any = field(default=None, compare=False, repr=False)
+    rule: PackRule | None = None
     kind = "pack"
 
     @staticmethod
-    def of(length: Any) -> Pack:
-        """Check the argument of ``.pack()``."""
-        if not is_whole_number(length):
-            raise TypeError(f".pack() takes a whole number of tokens, not {length!r}")
-        if length < 1:
-            raise ValueError(f".pack() makes sequences of at least one token, not {length}")
-        return Pack(int(length))
+    def of(length: Any, fields: Any, fit: Any, window: Any, sizes: Any, labels: Any) -> Pack:
+        """Check the arguments of ``.pack()``."""
+        for name, value in {"length": length, "window": window}.items():
+            if not is_whole_number(value):
+                raise TypeError(f".pack() takes {name}= as a whole number, not {value!r}")
+            if value < 1:
+                raise ValueError(f".pack() takes {name}= from 1, not {value}")
+        if fit not in _FITS:
+            raise ValueError(f".pack() takes fit='split' or 'best', not {fit!r}")
+        if fields is not None:
+            fields = (fields,) if isinstance(fields, (str, int)) else tuple(fields)
+            if not fields or not all(isinstance(each, (str, int)) for each in fields):
+                raise TypeError(f".pack() takes fields= as a name, or a list of them, not {fields}")
+        elif labels is not None:
+            raise CombinationError(".pack(labels=) names a field of what comes out: add fields=")
+        window = int(window) if fit == "best" else 0
+        return Pack(int(length), fields, "" if labels is None else labels, window, sizes)
 
     @property
     def call(self) -> str:
-        return f"pack({self.length:,})"
+        said = [f"{self.length:,}"]
+        said += [] if self.fields is None else [f"fields={list(self.fields)}"]
+        said += [f"fit='best', window={self.window:,}"] if self.window else []
+        said += ["sizes=..."] * (self.sizes is not None)
+        said += [] if self.labels == "" else [f"labels={self.labels!r}"]
+        return f"pack({', '.join(said)})"
 
     def bind(self, before: ChainView) -> Pack:
-        """Check that single sequences come here."""
+        """Check that single documents come here; plan them where their sizes are known."""
         if before.source.yields_batches:
             raise CombinationError(".pack() joins single sequences, and a loader yields batches")
         stage = first_with(before.stages, lambda t: t.batches or t.joins)
@@ -85,48 +116,130 @@ class Pack(StreamStage):
             raise CombinationError(
                 f".pack() cannot follow {stage.name}: put it before .batch(), once"
             )
-        return self
+        if self.sizes is None:
+            return self
+        source, _ = check_planned(".pack(sizes=)", before)
+        sizes = numbers_of(source, self.sizes, ".pack(sizes=)")
+        costs = Costs.of(sizes, ".pack(sizes=)", scaled=False)
+        return replace(self, rule=PackRule(self.length, costs, self.window))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(joins=True, by_number=self.rule is not None)
+
+    @property
+    def batch_rule(self) -> PackRule | None:
+        return self.rule
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether bare documents, one behind the other, are joined straight into a batch's rows."""
+        return self.fields is None and not self.window and self.rule is None
 
     def add_to(self, flow: Flow) -> None:
         super().add_to(flow)
-        flow.join(self.length)
+        flow.join(self.length if self.joins_rows else 0)
+        if not self.joins_rows:
+            flow.then(_Join(self.call, Joining(self.length, self.fields, self.labels)))
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> PackedStream:
-        return PackedStream(self, upstream, context.address, context.leg)
+        if self.rule is not None:
+            return PlannedStream(self, upstream, context)
+        return (BestFitStream if self.window else PackedStream)(self, upstream, context)
 
     def read_node(self, saved: Any, bounds: Bounds) -> PackStart:
         start = msgspec.convert(saved, PackStart)
         check_integer(start.input, 0, bounds.most)
-        bounds.most, bounds.exact = LARGEST, None
+        waiting = {*start.waiting}
+        if len(waiting) > self.window or not {int(n) for n in start.begun} <= waiting:
+            raise ValueError("what waits to be packed is damaged")
+        if self.rule is None:
+            bounds.most, bounds.exact = LARGEST, None
+            return start
+        assert bounds.cuts is not None
+        if start.input or start.offset:
+            raise ValueError("where a planned sequence begins is in the plan")
+        bounds.most = bounds.exact = bounds.cuts.batches
+        bounds.cuts = None
         return start
 
+    def check_leg(self, chain: ChainView) -> None:
+        """Refuse a plan of which ranks have had unequal numbers of sequences."""
+        if self.rule is not None and chain.may_leave_out:
+            raise StateError(
+                f"what is left out behind .{self.call} is the rank's own: leave sizes= out"
+            )
+
     def count(self, items: int) -> int:
-        """Raise TypeError: only the end tells."""
+        """Raise TypeError: only the end tells, or the plan of an epoch (``Chain.cuts``)."""
         raise not_known()
 
     def signature(self) -> str:
-        return self.call
+        return self.call if self.rule is None else f"{self.call} of {self.rule.sizes.digest}"
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:
-        return "  sequences are joined, and cut where one is full"
+        if not self.window:
+            return "  sequences are joined, and cut where one is full"
+        return f"  best fit among {self.window:,} documents that wait; the rest is padding"
 
 
-class PackStart(Node, tag=Pack.kind):
+@dataclass(frozen=True)
+class _Join(RowStep):
+    """The step that joins the documents of a sequence."""
+
+    call: str
+    joining: Joining
+    budget = part = None
+    account = 0
+
+    @property
+    def name(self) -> str:
+        return self.call
+
+    def user_objects(self) -> list[UserObject]:
+        return []
+
+    def compile(self, rejected: object) -> Callable[..., Any]:
+        return self.joining
+
+
+class PackStart(Node, tag=Pack.kind, omit_defaults=True):
     """The start of a full sequence.
 
     Attributes:
-        number: its number, from 0.
-        input: the number of the input with its first token.
-        offset: how many tokens of that input come before it; of an input that earlier ranks have
+        number: its number, from 0; of one that was planned, nothing else is told.
+        input: the number of the first input that was not packed, or that has its first token.
+        offset: how many tokens of that one come before it; of an input that earlier ranks have
             begun, of those that they left.
+        window: of a best fit: the numbers of the inputs that wait, below ``input``, in short.
+        due: how many sequences of these are due.
+        begun: how many tokens of these are in sequences before, by number.
     """
 
     number: Count
     input: Count
     offset: Count
+    window: str | None = None
+    due: Count = 0
+    begun: dict[str, Count] = msgspec.field(default_factory=dict)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The numbers of inputs that wait. Raises ValueError if they are not as such."""
+        if self.window is None:
+            return []
+        found = compact_integers.decode_ascending(self.window, 0, self.input, self.input)
+        numbers: list[int] = found.tolist()
+        return numbers
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """How many tokens of inputs come before, by their numbers."""
+        split = {self.input: self.offset} if self.offset else {}
+        return split | {int(number): offset for number, offset in self.begun.items()}
 
     def read_so_far(self) -> ReadSoFar:
-        return ReadSoFar(self.input, self.number, self.offset)
+        return ReadSoFar(self.input, self.number, self.offsets, self.waiting)
 
 
 class PackedStream(OrderedStream):
@@ -134,60 +247,85 @@ class PackedStream(OrderedStream):
 
     Args:
         stage: the stage.
-        upstream: the stream of sequences.
-        address: has the rank and the number of ranks, which take turns with their sequences.
-        leg: the leg of the epoch, or None: it has the inputs that earlier ranks have begun.
+        upstream: the stream of documents.
+        context: the epoch. Its address has the rank and the number of ranks, which take turns with
+            their sequences; its leg the inputs that earlier ranks have begun.
     """
 
     keeps = True
 
-    def __init__(
-        self, stage: Pack, upstream: SegmentStream, address: WorkAddress, leg: EpochRest | None
-    ) -> None:
+    def __init__(self, stage: Pack, upstream: SegmentStream, context: StreamContext) -> None:
         super().__init__(upstream)
+        leg = context.leg
         # How many tokens of an input were handed out, by its place; full sequences of all ranks.
         self._begun, self._before = ({}, 0) if leg is None else (leg.offsets, leg.sequences)
-        self._rank, self._world = address.rank, address.world
+        self._rank, self._world = context.address.rank, context.address.world
         self._stage, self._length = stage, stage.length
         # The latest inputs, not all of which is in full sequences: the first ``_skip`` tokens are.
-        self._documents: list[Tokens] = []
+        self._documents: list[Any] = []
         self._fresh_at: list[int] = []  # the fresh examples up to each of them
         self._tokens = self._skip = 0
+        self._cut_off = 0  # of the next input, by a resume
         self._sequences = 0
-        # Of the latest sequences, up to number ``_sequences - 1``: as in ``PackStart``.
-        self._starts: deque[tuple[int, int]] = deque()
+        # Of the latest sequences, up to number ``_sequences - 1``: input, as in ``PackStart``, the
+        # offset or how many are due, and the pieces that a best fit took.
+        self._starts: deque[tuple[int, int, tuple[Piece, ...]]] = deque()
+        # Sequences before a resume: up to this number, and those of them that are needed again.
+        self._first, self._replayed = 0, frozenset[int]()
+        self._again: dict[int, Item] = {}
         self._seen_inputs = self._seen_tokens = 0
 
     def ready_since(self) -> tuple[int, int | None]:
         return len(self._survivors), self.upstream.ready_since()[1]
 
+    @property
+    def end(self) -> int | None:
+        return self._sequences if self._has_ended else None
+
     def recompute(self, number: int) -> Item:
-        """Refuse: chains that would need this are refused before."""
-        raise AssertionError("no pool stands behind .pack()")
+        """Return a sequence from before a resume."""
+        item = self._again[number]
+        return with_value(item, DoneTask([item.task.values[item.row]]))
 
     def resume_point(self, number: int) -> tuple[PackStart, int]:
         """Return the start of a full sequence that was made, is next, or is after the end."""
         if number < self._sequences:
-            start = PackStart(number, *self._starts[number - self._sequences])
+            at, offset, _ = self._starts[number - self._sequences]
         else:  # at the end, too: what is left may go on elsewhere
-            start = PackStart(number, *self._next_start())
-        return start, start.input
+            at, offset = self._next_start()
+        return PackStart(number, at, offset), at
 
     def forget_before(self, number: int) -> int:
         for _ in range(len(self._starts) - max(0, self._sequences - number)):
             self._starts.popleft()
+        self._again = {n: item for n, item in self._again.items() if n >= number}
         return self.resume_point(number)[1]
 
     def resume(self, node: PackStart | None, request: UpstreamRequest) -> UpstreamRequest:
         start = node or PackStart(0, 0, 0)
-        if start.number != request.next:
+        if start.number > min({*request.again, request.next}):
             raise damage_error("where a sequence begins does not fit")
-        self._sequences, self._inputs, self._skip = start.number, start.input, start.offset
-        return UpstreamRequest(start.input, start.input, start.input)
+        self._first, self._replayed = request.next, request.again
+        self._sequences, self._skip = start.number, start.offset
+        self._cut_off = start.offset
+        self._inputs = oldest = self._go_to(start)
+        return UpstreamRequest(oldest, oldest, oldest)
+
+    def _go_to(self, start: PackStart) -> int:
+        """Go to a start; return the oldest input that it needs."""
+        return start.input
+
+    def catch_up(self) -> None:
+        """Make the sequences before the run's position that are needed again."""
+        if self._replayed:
+            with self._planning.lock:
+                self._planning.may_block = True
+                self._have(1)
 
     def clear(self) -> None:
         super().clear()
         self._documents.clear()
+        self._again.clear()
 
     def _place(self, number: int) -> int:
         """Return the place of a full sequence by its number on this rank."""
@@ -230,8 +368,8 @@ class PackedStream(OrderedStream):
 
     def _add(self, values: list[Any], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Add inputs; what they fill is found for all of them at once."""
-        skip, added = 0 if self._documents else self._skip, 0
-        if skip or self._begun or not _are_usual(values):
+        skip, self._cut_off, added = self._cut_off, 0, 0
+        if skip or self._begun or not (self._stage.joins_rows and _are_usual(values)):
             values = [*map(self._rest_of, values, places, chain([skip], repeat(0)))]
             for at, value in enumerate(values):
                 if type(value) is Failure:
@@ -240,7 +378,32 @@ class PackedStream(OrderedStream):
                     values[at], added = _NO_TOKENS, at
         self._extend(values[added:], fresh[added:])
 
-    def _extend(self, documents: list[Tokens], fresh: Sequence[int]) -> None:
+    def _rest_of(self, value: Any, place: int, skip: int) -> Any:
+        """Return an input without what earlier ranks have handed out, or a ``Failure``."""
+        if type(value) is Failure:
+            return value
+        begun = self._begun.get(place, 0)
+        try:
+            document = self._document(value)
+        except (TypeError, ValueError, LookupError) as error:
+            return self.upstream.failure(self._stage.name, error, place)
+        if begun + skip and len(document) <= begun + skip:
+            return Failure(
+                StateError(
+                    "a sequence has become shorter since the state was saved: what stands before "
+                    ".pack() must be deterministic"
+                )
+            )
+        return document[begun:]
+
+    def _document(self, value: Any) -> Any:
+        fields = self._stage.fields
+        if fields is not None:
+            return _fields_of(value, fields)
+        tokens = _check_tokens(value)
+        return tokens if self._stage.joins_rows else Document([tokens], {})
+
+    def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
         self._documents += documents
         self._fresh_at += fresh
         self._inputs += len(documents)
@@ -250,55 +413,200 @@ class PackedStream(OrderedStream):
         self._seen_tokens += tokens
         self._cut()
 
-    def _rest_of(self, value: Any, place: int, skip: int) -> Any:
-        """Return an input without what earlier ranks have handed out, or a ``Failure``."""
-        if type(value) is Failure:
-            return value
-        begun = self._begun.get(place, 0)
-        try:
-            tokens = _check_tokens(value)
-        except (TypeError, ValueError) as error:
-            return self.upstream.failure(self._stage.name, error, place)
-        if begun + skip and len(tokens) <= begun + skip:
-            return Failure(
-                StateError(
-                    "a sequence has become shorter since the state was saved: what stands before "
-                    ".pack() must be deterministic"
-                )
-            )
-        return tokens[begun:]
-
     def _cut(self) -> None:
         """Add the full sequences that the documents have."""
         if self._tokens - self._skip < self._length:
             return
         cut = CutDocuments(self._documents, self._skip, self._length)
         count = len(cut.lasts)
-        first, number = self._inputs - len(self._documents), self._sequences
-        task: Any = DoneTask(list(zip(repeat(cut, count), range(count), strict=True)))
-        self._survivors += [
-            Item(task, n, self._place(number + n), 0, self._fresh_at[last], 1)
-            for n, last in enumerate(cut.lasts)
-        ]
+        first = self._inputs - len(self._documents)
+        values = [(cut, n) if self._stage.joins_rows else cut.pieces(n) for n in range(count)]
         *begins, (behind, skip) = cut.begins
-        self._starts += [(first + document, offset) for document, offset in begins]
-        self._sequences += count
+        starts = [(first + document, offset, ()) for document, offset in begins]
+        self._hand_out(values, [self._fresh_at[last] for last in cut.lasts], starts)
         self._tokens -= self._skip + count * self._length - skip
         self._documents, self._fresh_at = self._documents[behind:], self._fresh_at[behind:]
         self._skip = skip
 
+    def _hand_out(
+        self,
+        values: list[Any],
+        fresh: Iterable[int],
+        starts: Iterable[tuple[int, int, tuple[Piece, ...]]],
+    ) -> None:
+        """Add sequences; of those before a resume, only what is needed again."""
+        task: Any = DoneTask(values)
+        number = self._sequences
+        items = [Item(task, n, self._place(number + n), 0, at, 1) for n, at in enumerate(fresh)]
+        behind = max(0, self._first - number)
+        for item in items[:behind]:
+            if number + item.row in self._replayed:
+                self._again[number + item.row] = item
+        self._survivors += items[behind:]
+        self._starts += starts
+        self._sequences += len(items)
+
     def _fail(self, failure: Failure, fresh: int) -> None:
         """Add a failed input in place of a sequence; it comes again if this is resumed."""
-        self._survivors.append(done_item(failure, self._place(self._sequences), fresh, 1))
-        self._starts.append(self._next_start())
-        self._sequences += 1
+        self._hand_out([failure], [fresh], [(*self._next_start(), ())])
         if not self._documents:
             self._skip = 0
+
+
+class BestFitStream(PackedStream):
+    """A stream of sequences of documents that fit, among a window of those that wait."""
+
+    def __init__(self, stage: Pack, upstream: SegmentStream, context: StreamContext) -> None:
+        super().__init__(stage, upstream, context)
+        self._fit = BestFit(stage.length, stage.window)
+        self._by_number: dict[int, Document] = {}
+        self._fresh_seen = 0
+        # Behind a resume: where it goes on, the inputs that wait there, and their sizes so far.
+        self._start, self._sizes = PackStart(0, 0, 0), dict[int, int]()
+        self._kept: set[int] = set()
+
+    def resume_point(self, number: int) -> tuple[PackStart, int]:
+        made = max(0, self._sequences - number)
+        starts = [*islice(self._starts, len(self._starts) - made, None)]
+        if self._inputs < self._start.input:  # not all is here again
+            node = msgspec.structs.replace(self._start, number=number)
+            return node, min(node.waiting, default=node.input)
+        fit = self._fit
+        waiting = dict.fromkeys(fit.waiting, 0) | fit.begun
+        for _, _, pieces in reversed(starts):
+            waiting |= {n: start for n, start, _ in pieces}
+        end, due = starts[0][:2] if starts else self._next_start()
+        window = sorted(n for n in waiting if n < end)
+        short = compact_integers.encode_ascending(np.array(window, np.int64), 0)
+        begun = {str(n): waiting[n] for n in window if waiting[n]}
+        node = PackStart(number, end, 0, short, due, begun)
+        return node, min(window, default=end)
+
+    def _go_to(self, start: PackStart) -> int:
+        self._start, self._fit.end = start, start.input
+        self._kept = {*start.waiting}
+        return min(self._kept, default=start.input)
+
+    def _is_due(self, number: int) -> bool:
+        """Whether an input was not handed out before a resume."""
+        return number >= self._start.input or number in self._kept
+
+    def _next_start(self) -> tuple[int, int]:
+        return self._fit.end, self._fit.due
+
+    def _inputs_for(self, count: int) -> int:
+        if self.is_fed:
+            return count
+        lacking = self._stage.window - self._fit.untouched + count
+        return max(1, min(lacking, count + _MOST_MORE))
+
+    def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
+        for document, self._fresh_seen in zip(documents, fresh, strict=True):
+            number, start = self._inputs, self._start
+            self._inputs += 1
+            if len(document) and self._is_due(number):
+                self._by_number[number] = document
+                if number < start.input:
+                    self._sizes[number] = len(document)
+                else:
+                    self._fit.add(number, len(document))
+            if self._inputs == start.input:
+                self._fit.restore(self._sizes, start.offsets, start.due)
+            if self._inputs >= start.input:
+                self._pack()
+
+    def _fail(self, failure: Failure, fresh: int) -> None:
+        if self._is_due(self._inputs):
+            super()._fail(failure, fresh)
+
+    def _end(self) -> None:
+        self._pack(ended=True)
+
+    def _pack(self, *, ended: bool = False) -> None:
+        fit = self._fit
+        for pieces in fit.packs(ended=ended):
+            value = [self._by_number[n][start:stop] for n, start, stop in pieces]
+            for number, _, _ in pieces:
+                if number not in fit.waiting:
+                    del self._by_number[number]
+            # What waits comes again where other ranks go on; of what is begun, the rest does.
+            fresh = self._fresh_seen - fit.untouched
+            self._hand_out([value], [fresh], [(fit.end, fit.due + 1, tuple(pieces))])
+
+
+class PlannedStream(PackedStream):
+    """A stream of sequences that were planned, of documents that come in the plan's order."""
+
+    def __init__(self, stage: Pack, upstream: SegmentStream, context: StreamContext) -> None:
+        super().__init__(stage, upstream, context)
+        setup = context.setup
+        plan = setup.flow.orders.planned_deal(setup.seed, setup.epoch)
+        assert isinstance(plan, PackedSharding)
+        self._plan, self.total = plan, plan.cuts.batches
+        self._pieces: list[Any] = []  # of the next sequence
+        self._failure: Failure | None = None  # in it
+
+    def resume_point(self, number: int) -> tuple[PackStart, int]:
+        return PackStart(number, 0, 0), self._plan.cuts.start(number)
+
+    def _go_to(self, start: PackStart) -> int:
+        return self._plan.cuts.start(start.number)
+
+    def _place(self, number: int) -> int:
+        return int(self._plan.numbers[number])
+
+    def _inputs_for(self, count: int) -> int:
+        return max(1, self._plan.cuts.start(self._sequences + count) - self._inputs)
+
+    def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
+        for document, fresh_at in zip(documents, fresh, strict=True):
+            row, plan = self._inputs, self._plan
+            self._inputs += 1
+            if self._failure is None and len(document) != plan.sizes[row]:
+                (place,) = as_array(plan.places(range(row, row + 1))).tolist()
+                said = f"it has {len(document):,} tokens, and {plan.sizes[row]:,} by sizes="
+                self._failure = self.upstream.failure(self._stage.name, ValueError(said), place)
+            if self._failure is None:
+                self._pieces.append(document[slice(*plan.pieces[row, 1:].tolist())])
+            if self._inputs == plan.cuts.start(self._sequences + 1):
+                value = self._pieces if self._failure is None else self._failure
+                self._pieces, self._failure = [], None
+                self._hand_out([value], [fresh_at], [(0, 0, ())])
+
+    def _fail(self, failure: Failure, fresh: int) -> None:
+        self._failure = self._failure or failure  # in place of the whole sequence
 
 
 def _is_done(item: Item) -> bool:
     done: bool = item.task.done
     return done
+
+
+def _fields_of(example: Any, names: Sequence[str | int]) -> Document:
+    """Return the fields of an example that are packed, and the others."""
+    if isinstance(example, Mapping):
+        fields = dict(example)
+    elif isinstance(example, tuple):
+        fields = dict(zip(getattr(example, "_fields", range(len(example))), example, strict=True))
+    else:
+        raise TypeError(f"fields= are of dicts and tuples, not of {type(example).__name__}")
+    if not {*names} <= {*fields}:
+        missing = next(name for name in names if name not in fields)
+        raise FieldError(f"there is no field {missing!r}: the example has {list(fields)}")
+    if not _ADDED.isdisjoint(fields):
+        raise ValueError("it adds the fields 'segments' and 'positions': rename those before it")
+    arrays = [np.asarray(fields.pop(name)) for name in names]
+    for name, array in zip(names, arrays, strict=True):
+        if not array.ndim or (array.size and array.dtype.kind not in "biuf"):
+            raise TypeError(
+                f"it joins arrays [n, ...] of numbers, and {name!r} is {array.dtype} "
+                f"{list(array.shape)}"
+            )
+        if len(array) != len(arrays[0]):
+            raise ValueError(
+                f"{names[0]!r} has {len(arrays[0]):,} tokens, and {name!r} {len(array):,}"
+            )
+    return Document(arrays, fields)
 
 
 def _are_usual(values: list[Any]) -> bool:

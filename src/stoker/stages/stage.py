@@ -28,6 +28,7 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_rest import EpochRest
+from stoker.schedule.packing import PackRule
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceBase, UserObject
 
@@ -42,7 +43,7 @@ class Traits:
         shards: it leaves a rank its part.
         keeps_fields: its outputs have the fields of its inputs.
         filters: fewer examples may come out of it than go in.
-        by_number: numbers alone tell how many, though it filters.
+        by_number: numbers alone tell how many, though it filters or joins.
         skips: it may leave out examples on which it fails.
         is_random: it draws random numbers.
         changes: what it makes of an example changes in the course of training.
@@ -111,7 +112,7 @@ class ChainView:
             selection = stage.select(selection)
         group = 1 if batch is None else batch.n
         selection = replace(selection.in_batches(group), leg=self.leg)
-        rules = (stage.batch_rule for stage in self.stages)
+        rules = (stage.batch_rule for stage in reversed(self.stages))
         rule = next((rule for rule in rules if rule is not None), None)
         return Orders(self.indexed, selection, group, rule)
 
@@ -178,7 +179,7 @@ class ChainView:
         """Whether values decide how many are left: by filters, ``max_errors=`` or packing."""
         each = [stage.traits for stage in self.stages]
         return self.budget != RAISE or any(
-            (t.filters and not t.by_number) or t.skips or t.joins for t in each
+            ((t.filters or t.joins) and not t.by_number) or t.skips for t in each
         )
 
     @property
@@ -275,8 +276,8 @@ class ChainStage(ABC):
         return selection
 
     @property
-    def batch_rule(self) -> BatchRule | None:
-        """How it plans batches; None if it does not."""
+    def batch_rule(self) -> BatchRule | PackRule | None:
+        """How it plans batches, or packed sequences; None if it does not."""
         return None
 
     @property

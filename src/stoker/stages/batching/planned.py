@@ -25,7 +25,7 @@ from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.balance import Balance
 from stoker.stages.batching.batch import Batch
 from stoker.stages.shard import Shard
-from stoker.stages.stage import ChainStage, ChainView, first_with
+from stoker.stages.stage import ChainView, first_with
 
 # A window has at least so many places, or so many global batches' worth of them. With fewer, a
 # batch holds more padding, and more is carried on (bench/results/balance.json).
@@ -142,27 +142,7 @@ class PlannedBatch(Batch):
     def bind(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
         super().bind(before)
-        source = before.source
-        if not isinstance(source, IndexedSource):
-            raise ValueError(
-                f".{self.call} plans batches by the numbers of examples, and a stream has none: "
-                "use .batch(n)"
-            )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
-        )
-        if stage is not None:
-            raise ValueError(
-                f".{self.call} plans batches before anything is read, and .{stage.name} before it "
-                "decides later what comes: put an echo behind it, and leave examples out before "
-                "(.select, or from_dataset of a list of the good ones)"
-            )
-        if before.budget != RAISE:
-            raise ValueError(
-                f".{self.call} plans batches before anything is read, and max_errors="
-                f"{before.budget} may leave examples out: remove max_errors="
-            )
-        world, sizes, keys = self._check_shard(before.stages), None, None
+        (source, world), sizes, keys = check_planned(f".{self.call}", before), None, None
         if self.key is not None:
             asked = ".bucket()" if self.max_tokens is None else ".batch_by_tokens(key=...)"
             keys = Costs.of(keys_of(source, self.key, asked), asked, scaled=False)
@@ -170,34 +150,6 @@ class PlannedBatch(Batch):
             asked = ".batch_by_tokens()"
             sizes = Costs.of(numbers_of(source, self.sizes, asked), asked, scaled=False)
         return self._rule_of(sizes, keys, len(source), world)
-
-    def _check_shard(self, before: Sequence[ChainStage]) -> int:
-        """Return the number of ranks.
-
-        Raises ValueError where these get something else than their batches of each step.
-        """
-        at = next((i for i, stage in enumerate(before) if stage.traits.shards), None)
-        shard = None if at is None else before[at]
-        if at is None or not isinstance(shard, Shard):
-            return 1
-        for said, is_said in [
-            ("remainder='uneven'", shard.uneven),
-            (str(shard.padding), shard.padding is not None),
-        ]:
-            if is_said:
-                raise ValueError(
-                    f".{self.call} gives all ranks equally many steps of about equal work: leave "
-                    f"{said} out of .shard()"
-                )
-        stage = first_with(before[at + 1 :], lambda t: t.selects)
-        if isinstance(stage, Balance):
-            raise ValueError(f".{self.call} gives all ranks about equal work: leave .balance() out")
-        if stage is not None:
-            raise ValueError(
-                f".{self.call} plans the batches of all ranks together: put .{stage.name} "
-                "before .shard()"
-            )
-        return shard.world
 
     @property
     def size(self) -> int | list[int]:
@@ -240,6 +192,52 @@ class PlannedBatch(Batch):
         return (
             f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
         )
+
+
+def check_planned(call: str, before: ChainView) -> tuple[IndexedSource, int]:
+    """Return the source and the number of ranks, where all examples come, once.
+
+    Raises ValueError where something decides later what comes, or ranks get something else than
+    their part of what is planned.
+    """
+    source = before.source
+    if not isinstance(source, IndexedSource):
+        raise CombinationError(
+            f"{call} plans by the numbers of examples, and a stream has none: leave sizes out "
+            "(.batch(n), .pack(length))"
+        )
+    stage = first_with(
+        before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
+    )
+    if stage is not None:
+        raise CombinationError(
+            f"{call} plans before anything is read, and .{stage.name} before it decides later what "
+            "comes: put an echo behind it, and leave examples out before (.select, or "
+            "from_dataset of a list of the good ones)"
+        )
+    if before.budget != RAISE:
+        raise CombinationError(
+            f"{call} plans before anything is read, and max_errors={before.budget} may leave "
+            "examples out: remove max_errors="
+        )
+    at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
+    shard = None if at is None else before.stages[at]
+    if at is None or not isinstance(shard, Shard):
+        return source, 1
+    said = "remainder='uneven'" if shard.uneven else str(shard.padding)
+    if shard.uneven or shard.padding is not None:
+        raise CombinationError(
+            f"{call} gives all ranks equally many steps of about equal work: leave {said} out of "
+            ".shard()"
+        )
+    stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
+    if isinstance(stage, Balance):
+        raise CombinationError(f"{call} deals all ranks' work together: leave .balance() out here")
+    if stage is not None:
+        raise CombinationError(
+            f"{call} plans what all ranks get together: put .{stage.name} before .shard()"
+        )
+    return source, shard.world
 
 
 def _named(given: Any) -> Any:

@@ -1,11 +1,12 @@
 """Whether `stoker run` leaves what public training scripts compute as it is, and what it brings.
 
 Scripts as their authors publish them, unedited, each by its own command: first as it is, then with
-``stoker analyze``, then twice by turns as it is, under the clock of the analysis, and with ``stoker
-run --apply REPORT.json --do workers,cache``. Losses, accuracies and PSNR that the script prints, or
-else logs, are compared word for word with those of the first start. Predicted is what `stoker run`
-says. Achieved is the speed with the report over that of the start right before it, the median of
-the pairs; the table has the medians over the rounds. Where a script's own data or weights could not
+``stoker analyze``, then with ``stoker run --exact --apply REPORT.json --do workers,cache``. Losses,
+accuracies and PSNR that the script prints, or else logs, are compared word for word with those of
+the first start. Predicted and achieved are what `stoker run` says, by turns with the script's own
+settings; the table has the medians over the rounds. (The rows below are older: achieved is there
+the speed over that of a start as it is right before, the median of two pairs.) Where a script's own
+data or weights could not
 be had, local stand-ins of the same form take their place under the same names: Fashion-MNIST (8,000
 pictures of it) for MNIST, photographs of ImageNet for Caltech101 and for ImageNet, spoken digits
 for urban sounds, paragraphs of WikiText-2 for texts and pairs, Llama and BERT of two layers with
@@ -87,7 +88,6 @@ from typing import Any
 from harness import Report, parser, report
 
 _LONGEST_S = 900
-_PAIRS = 2
 _NEAR = 0.1
 # A word that ends in the name of a measure, what stands between, and a number.
 _LOSS = re.compile(
@@ -115,31 +115,20 @@ _OWN = """
 """
 
 
-# The speed of a script as it is, taken as the analysis takes it.
-_ALONE = """
-    import json, pathlib, sys
-    from stoker.analysis.gate.runs import run_once
-
-    command, folder, cwd = sys.argv[1:]
-    figures = run_once(json.loads(command), pathlib.Path(folder), 120.0, pathlib.Path(cwd))
-    print("rate:", figures.rate)
-"""
-
-
 def find_losses(text: str) -> list[str]:
     """Return the losses and accuracies that a script prints; sorted, as ranks print at a time."""
     return sorted(f"{name.lower()} {value}" for name, value in _LOSS.findall(text))
 
 
-def measure(script: dict[str, Any], max_seconds: float, found: Path, pairs: int) -> dict[str, Any]:
-    """Analyze a script, and start it as it is and with the report by turns; return a row."""
+def measure(script: dict[str, Any], max_seconds: float, found: Path) -> dict[str, Any]:
+    """Start a script as it is, analyze it, and start it with the report; return a row."""
     stoker = [sys.executable, "-c", "from stoker.cli import main; main()"]
     command = script["command"]
     row: dict[str, Any] = {
         "name": script["name"], "kind": script["kind"], "source": script["source"],
         "command": shlex.join(command), "exit": [], "seconds": [], "losses": 0, "equal": None,
         "applied": [], "predicted": None, "achieved": None, "preparing": "",
-        "as_it_is": None, "alone": [], "changed": [], "load_1min": os.getloadavg()[0],
+        "as_it_is": None, "load_1min": os.getloadavg()[0],
     }  # fmt: skip
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
@@ -166,27 +155,13 @@ def measure(script: dict[str, Any], max_seconds: float, found: Path, pairs: int)
     # Some write them to their log alone.
     expected = find_losses(plain.stdout) or find_losses(plain.stderr)
     row |= {"losses": len(expected), "equal": bool(expected)}
-    for _ in range(pairs):
-        with tempfile.TemporaryDirectory() as folder:
-            alone = start(
-                sys.executable, "-c", textwrap.dedent(_ALONE), json.dumps(command),
-                str(Path(folder) / "run"), script["folder"],
-            )  # fmt: skip
-        if (rate := re.search(r"^rate: (\S+)$", alone.stdout, re.MULTILINE)) is not None:
-            row["alone"].append(float(rate[1]))
-        applied = start(*stoker, "run", "--apply", str(found), "--do", do, *command)
-        losses = find_losses(applied.stdout) or find_losses(applied.stderr)
-        row["equal"] &= losses == expected and not applied.returncode
-        told = [line for line in applied.stderr.splitlines() if "stoker run" in line]
-        row["applied"] = [line.split("stoker run", 1)[1].removeprefix(": ") for line in told]
-        outcome = json.loads(found.read_text())
-        if "run" in outcome:
-            row["changed"].append(outcome["run"]["examples_per_s"])
-            row["predicted"] = outcome["run"]["predicted"]
-    if row["alone"] and row["changed"]:
-        row["achieved"] = statistics.median(
-            changed / alone for alone, changed in zip(row["alone"], row["changed"], strict=False)
-        )
+    applied = start(*stoker, "run", "--exact", "--apply", str(found), "--do", do, *command)
+    losses = find_losses(applied.stdout) or find_losses(applied.stderr)
+    row["equal"] &= losses == expected and not applied.returncode
+    told = [line for line in applied.stderr.splitlines() if "stoker run" in line]
+    row["applied"] = [line.split("stoker run", 1)[1].removeprefix(": ") for line in told]
+    outcome = json.loads(found.read_text())
+    row |= {name: outcome.get("run", {}).get(name) for name in ("predicted", "achieved")}
     return row | {
         "as_it_is": outcome["as_it_is"] and outcome["as_it_is"]["rate"]["value"],
         "preparing": ", ".join(
@@ -234,8 +209,7 @@ def main() -> None:
         for script in [each for each in scripts for _ in range(rounds)]:
             found = Path(folder) / "report.json"
             found.unlink(missing_ok=True)
-            max_seconds, pairs = (12, 1) if arguments.quick else (72, _PAIRS)
-            made.add(**measure(script, max_seconds, found, pairs))
+            made.add(**measure(script, 12 if arguments.quick else 72, found))
             print(json.dumps(made.rows[-1]), flush=True)
 
 

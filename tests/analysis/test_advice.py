@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from analysis.recordings import Parts, keep, recorded
 from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
-from command_line import call
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
@@ -22,7 +20,6 @@ from stoker.analysis.model.report import (
     Report,
     Split,
     to_measured,
-    write_report,
 )
 from stoker.analysis.model.what_if import answer
 from stoker.analysis.reports.advice import advise
@@ -35,7 +32,6 @@ CODES = {
     "processes": 'kind="process"',
     "workers": "num_workers=",
     "cache": "cache",
-    "storage": "--storage-mbps",
     "packing": "stoker pack",
     "echo": "echo(",
 }
@@ -71,7 +67,7 @@ def test_every_action_helps_and_the_best_comes_first(name: str) -> None:
 
 def test_what_limits_is_what_the_advice_is_about() -> None:
     assert named(COMPUTE) == []
-    assert {"cache", "storage", "echo", "packing"} <= set(named(FETCH))
+    assert {"cache", "echo", "packing"} <= set(named(FETCH))
     assert not {"cache", "packing"} & set(named(replace(FETCH, cached_fraction=1.0)))
     assert named(ALONE)[0] == "workers"
 
@@ -91,7 +87,7 @@ def test_packing_reads_a_mib_where_it_read_a_file() -> None:
 
 
 def test_without_storage_nothing_is_said_about_it() -> None:
-    assert not {"cache", "storage", "packing"} & set(named(REPORTS["unknown"]))
+    assert not {"cache", "packing"} & set(named(REPORTS["unknown"]))
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -150,7 +146,8 @@ def test_a_cache_around_the_dataset_is_named_first() -> None:
     assert kept.code == 'DataLoader(stoker.cached(dataset, "19.6 GiB"), ...)'
     assert kept.title.startswith("keep prepared examples (100% of the dataset)")
     said = str(replace(small, actions=advise(small)))
-    assert said.count("First: keep prepared examples (100% of the dataset)") == 1
+    assert said.count("Keep prepared examples (100% of the dataset)") == 1
+    assert "Same batches, checked." in said
     half = replace(small, examples=64_000)
     (part,) = (action for action in advise(half) if "stoker.cached" in action.code)
     assert 1.02 < part.gain.value < kept.gain.value
@@ -307,18 +304,6 @@ def test_a_little_to_gain_is_not_nothing() -> None:
     assert said.endswith("At most 4% is to gain in the data path")
     fed = replace(COMPUTE, split=Split(1.0, 0.0, 0.0))
     assert write_verdict(fed).endswith("There is nothing to gain in the data path")
-
-
-def test_storage_for_small_examples_can_be_asked_about(tmp_path: Path) -> None:
-    small = replace(FETCH, example_bytes=100.0)
-    (action,) = (a for a in advise(small) if "--storage-mbps" in a.code)
-    assert "0.18" in action.code
-    assert "delivers 0.09 MB/s" in action.why
-    write_report(small, tmp_path / "REPORT.json")
-    words = action.code.replace("REPORT.json", str(tmp_path / "REPORT.json")).split()
-    assert call(*words[1:]).code == 0
-    (action,) = (a for a in advise(FETCH) if "--storage-mbps" in a.code)
-    assert action.code.endswith("--storage-mbps 205")
 
 
 def test_data_from_a_network_gets_advice_too() -> None:

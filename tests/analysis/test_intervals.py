@@ -76,13 +76,13 @@ def test_a_load_that_changes_from_turn_to_turn_makes_them_wide_and_analyses_over
         assert max(one.low for one in found) < min(one.high for one in found)
 
 
-def test_what_cannot_be_told_is_said_first() -> None:
+def test_what_cannot_be_told_is_the_interval_of_the_verdict() -> None:
     report = analyzed([0.3, 0.7, 0.5])
     (compute, prep) = report.untold
     assert compute.startswith("how much of the time training computes: ")
     assert prep.startswith("how much of the time it loses to preparing: ")
-    assert str(report).startswith(f"Uncertain: cannot be told: {compute}")
-    assert f"Uncertain: cannot be told: {prep}" in str(report)
+    assert report.doubts == [f"cannot be told: {compute}", f"cannot be told: {prep}"]
+    assert f"{prep.rpartition(': ')[2].replace('% to', ' to')}) of its time" in report.verdict
 
 
 def test_stalls_that_were_not_told_apart_are_named() -> None:
@@ -93,12 +93,13 @@ def test_stalls_that_were_not_told_apart_are_named() -> None:
     assert "that is lost goes to fetching: mapped into memory" in untold
 
 
-def test_an_analysis_without_enough_time_says_so_first() -> None:
+def test_an_analysis_without_enough_time_says_so() -> None:
     record = recorded(STARVED)
     record.out_of_time = "while it was read and trained on (P, S)"
     report = make_report(record)
-    assert report.doubts[0] == f"the time for the analysis was up {record.out_of_time}"
-    assert str(report).startswith("Uncertain: the time for the analysis was up")
+    assert report.doubts[-1] == f"the time for the analysis was up {record.out_of_time}"
+    assert "\nUncertain: the time for the analysis was up" in str(report)
+    assert "seems to be" in report.verdict
     assert report.rates.G is not None  # what is known is there
 
 

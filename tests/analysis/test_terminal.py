@@ -9,7 +9,14 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from analysis.reports import PREP, REPORTS
-from stoker.analysis.model.report import Action, LoaderOptions, Rate, Report
+from stoker.analysis.model.report import (
+    REDRAWN,
+    UNSAFE,
+    Action,
+    LoaderOptions,
+    Rate,
+    Report,
+)
 from stoker.analysis.reports.terminal import show_report
 
 
@@ -21,31 +28,37 @@ def shown(report: Report) -> str:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_report_takes_a_dozen_lines_and_begins_with_what_to_do(name: str) -> None:
+def test_a_report_begins_with_the_verdict_what_to_do_and_how(name: str) -> None:
     report, text = REPORTS[name], io.StringIO()
     doubt = "predicted 900 examples/s, measured 750"
-    show_report(replace(report, doubts=[doubt]), Console(file=text, width=100), details=False)
-    lines = text.getvalue().strip().splitlines()
-    assert len(lines) <= 12
-    assert lines[0] == f"Uncertain: {doubt}."
-    said = " ".join(" ".join(lines).split())
-    assert report.verdict in said
+    report = replace(report, doubts=[doubt], run_s=1800.0)
+    show_report(report, Console(file=text, width=300), details=False)
+    verdict, *lines = text.getvalue().strip().splitlines()
+    assert len(lines) < 8
+    assert verdict == f"{report.verdict}."
     for action in report.actions[:1]:
-        assert f"First: {action.title}. {action.gain.value:.2f} times as fast" in said
-        assert f" {action.code}" in said
-        assert f"an hour becomes {60 / action.gain.value:.0f} min" in said
+        gain = action.gain
+        assert lines[0].rstrip() == (
+            f"{action.title}: {gain.value:.2f} times as fast ({gain.low:.2f} to {gain.high:.2f}), "
+            f"which saves {30 - 30 / gain.value:.3g} of 30 minutes."
+        )
+        assert lines[1].rstrip() == f"  {action.code}"
+    assert f"Uncertain: {doubt}." in [line.rstrip() for line in lines]
     assert "--details" in lines[-1]
 
 
-def test_what_is_named_first_is_worth_it_and_has_a_command() -> None:
+def test_what_is_named_first_is_safe_and_worth_it_and_has_a_command() -> None:
     advice = Action("use 4 workers", "num_workers=4", Rate(1.04, 1.0, 1.1), "")
     little = str(replace(PREP, actions=[advice]))
-    assert "First" not in little
-    assert "would help much: PIL's decode is 70% of preparing." in little
+    nothing = "Nothing in the loader will help: PIL's decode is 70% of preparing."
+    assert nothing in little
     enough = replace(advice, gain=Rate(1.5, 1.4, 1.6), options=LoaderOptions(num_workers=4))
-    assert "\n  or without an edit: stoker run train.py --epochs 90\n" in str(
-        replace(PREP, actions=[enough])
-    )
+    assert nothing in str(replace(PREP, actions=[replace(enough, safety=UNSAFE)]))
+    said = str(replace(PREP, actions=[replace(enough, safety=REDRAWN)]))
+    assert (
+        "which saves 20 of each 60 minutes. Other random draws, as with another seed.\n"
+        "  stoker run train.py --epochs 90\n"
+    ) in said
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,10 @@ from torch.utils.data import (  # noqa: E402
     dataloader,
 )
 
+from stoker.basics.warn import say  # noqa: E402
 from stoker.running.batches import ChangedLoader, RunBatches  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
-from stoker.running.outcome import EpochPace  # noqa: E402
+from stoker.running.outcome import SpeedTurns  # noqa: E402
 from stoker.running.plan import RunPlan  # noqa: E402
 
 DataLoader: Any = torch.utils.data.DataLoader
@@ -191,6 +193,14 @@ def test_threads_of_torch_that_the_comparison_does_not_have_are_told(
     assert (said[0] == _compared(len(loader))) is not told
 
 
+def test_a_line_is_not_glued_to_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = pytest.importorskip("tqdm").tqdm(total=3, file=sys.stderr)
+    bar.update()
+    say("stoker run: told")
+    bar.close()
+    assert "\rstoker run: told\n\r" in capsys.readouterr().err
+
+
 class _ByWorkers(Squares):
     """Examples that depend on who reads them, from a number on."""
 
@@ -224,9 +234,6 @@ def test_only_the_first_batches_are_compared() -> None:
         next(iterator)
         assert said == ([_compared(50)] if number >= 50 else [])
     del iterator
-    ((batches, seconds),) = changed.pace.epochs
-    assert batches == 5
-    assert seconds > 0
 
 
 def test_an_epoch_whose_end_is_not_asked_for_is_compared() -> None:
@@ -442,47 +449,38 @@ def _mask(examples: list[Any]) -> Any:
     return torch.stack(examples) * random.random()
 
 
-@pytest.mark.parametrize(
-    ("without_s", "again_s", "leaves"),
-    [(10.0, 20.0, True), (10.0, 10.0, False), (21.0, 20.0, False)],
-)
-def test_a_change_that_makes_training_slower_is_left(
-    without_s: float, again_s: float, leaves: bool
-) -> None:
+@pytest.mark.parametrize(("own_s", "leaves"), [(0.5, True), (1.0, False), (2.0, False)])
+def test_a_change_that_makes_training_slower_is_left(own_s: float, leaves: bool) -> None:
     own, new, said = LoaderSettings(0, None, False), LoaderSettings(2, 2, True), list[str]()
-    pace = EpochPace(LoaderChoice(own, new), 10.0, said.append)
-    for batches, counts in ((100, False), (5, True)):  # compared; too few
-        pace.end_epoch(batches, 90.0, counts=counts)
-        assert pace.settings == new
-    pace.end_epoch(100, 20.0, counts=True)
-    assert pace.settings == own
-    pace.end_epoch(100, without_s, counts=True)
-    assert pace.settings == new
-    pace.end_epoch(100, again_s, counts=True)
-    left = own if leaves else new
-    assert pace.settings == left
-    assert [text.partition(" with")[0] for text in said] == (
-        ["training is 0.50 times as fast"] if leaves else []
-    )
-    pace.end_epoch(100, 90.0, counts=True)
-    assert pace.settings == left, "it is tried once"
+    turns = SpeedTurns(LoaderChoice(own, new), said.append, predicted=1.5)
+    for number in range(5):
+        assert turns.settings == new
+        assert not turns.is_over
+        turns.add(1.0, own=False)
+        turns.add(own_s * (1 + number / 100), own=True)
+    assert turns.is_over
+    assert turns.settings == (own if leaves else new)
+    (text,) = said
+    assert text.startswith(f"{1.02 * own_s:.2f} times as fast as with the script's own settings (")
+    assert ("; from here on it is loaded as the script says" in text) == leaves
+    assert ", by 5 turns in this run; predicted 1.50" in text
 
 
-def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
-    loader, new = DataLoader(Squares(100), 4, shuffle=True), LoaderSettings(2, 2, True)
-    expected = play(loader, None, (99,) * 4, False)
-    # No loader is as fast, so the second epoch has the script's own settings.
-    choice = LoaderChoice(settings_of(loader), new)
-    say = list[str]().append
-    changed = ChangedLoader(dataloader, torch, choice, say, pace=EpochPace(choice, 1e12, say))
-    found, seen = [], list[LoaderSettings]()
-    torch.manual_seed(7)
-    for _ in range(4):
-        seen.append(changed.settings)
-        found += [(batch.tolist(), torch.rand(1).item()) for batch in changed.iterate(loader)]
-        found.append(torch.rand(1).item())
-    assert found == expected
-    assert seen[:3] == [new, choice.own, new]
+@pytest.mark.parametrize(("own", "epochs"), [(0, (99,)), (2, (99, 30, 50)), (0, (20,) * 12)])
+def test_turns_with_the_scripts_own_settings_change_no_batch_and_no_draw(
+    own: int, epochs: tuple[int, ...]
+) -> None:
+    def make() -> Any:
+        return DataLoader(Squares(4 * max(epochs)), 4, shuffle=True, num_workers=own)
+
+    expected = play(make(), None, epochs, False)
+    loader, said = make(), list[str]()
+    choice = LoaderChoice(settings_of(loader), LoaderSettings(1, 2, True))
+    turns = SpeedTurns(choice, said.append)
+    changed = ChangedLoader(dataloader, torch, choice, said.append, turns=turns)
+    assert play(loader, changed, epochs, False) == expected
+    turns.end()
+    assert "times as fast as with the script's own settings" in said[0], said
 
 
 def test_what_a_deterministic_loader_gets() -> None:
@@ -495,7 +493,7 @@ def test_what_a_deterministic_loader_gets() -> None:
 LEFT = {
     "a stream": lambda: DataLoader(_Stream(), 4),
     "examples are random": lambda: DataLoader(Jittered(), 4),
-    "random, and would": lambda: DataLoader(_Counting(), 4),
+    "(calls), and would change": lambda: DataLoader(_Counting(), 4),
     "would be drawn": lambda: DataLoader(Squares(), 4, collate_fn=_mask),
     "BatchSampler may go on": lambda: DataLoader(
         Squares(), batch_sampler=BatchSampler(_Endless(), 4, drop_last=False)
@@ -511,7 +509,7 @@ LEFT = {
 
 @pytest.mark.parametrize("why", LEFT)
 def test_what_is_left_as_it_is_and_why(why: str) -> None:
-    found = choice_of(LEFT[why]())
+    found = choice_of(LEFT[why](), exact=True)
     assert not found.is_changed
     assert why in found.why
 
@@ -522,7 +520,7 @@ def test_what_is_left_as_it_is_and_why(why: str) -> None:
 def test_draws_of_a_datasets_own_generator_are_seen_though_examples_stay_as_they_are(
     own: Any,
 ) -> None:
-    found = choice_of(DataLoader(Rarely(own), 4), cache=True)
+    found = choice_of(DataLoader(Rarely(own), 4), cache=True, exact=True)
     assert not found.is_changed
     assert "examples are random" in found.why
     assert found.why.endswith("not cached: its examples are random")
@@ -601,7 +599,7 @@ def test_a_dataset_that_moves_when_it_is_read_is_left_as_it_is(
     count: Any, name: str, own: int
 ) -> None:
     loader = DataLoader(_Moving(count), 4, num_workers=own)
-    found = choice_of(loader, workers=3, cache=True, redraw=True)
+    found = choice_of(loader, workers=3, cache=True)
     assert not found.is_changed
     assert "reading its examples changes what the dataset holds" in found.why
     assert name in found.why
@@ -654,12 +652,29 @@ def _tell(dataset: Any, examples: list[Any]) -> tuple[int, float]:
     return dataset.helper.count, dataset.own.random()
 
 
-def test_random_examples_keep_their_workers_unless_other_draws_are_asked_for() -> None:
+def test_random_examples_are_drawn_by_other_workers_unless_they_are_to_be_exact() -> None:
     options: Any = {"num_workers": 1}
-    assert not choice_of(DataLoader(Jittered(), 4, shuffle=True, **options)).is_changed
-    asked = choice_of(DataLoader(Jittered(), 4), redraw=True)
-    assert asked.new.workers == 2
-    assert not asked.same
+    found = choice_of(DataLoader(Jittered(), 4, shuffle=True, **options))
+    assert (found.new.workers, found.same) == (2, False)
+    assert not choice_of(DataLoader(Jittered(), 4), exact=True).is_changed
+
+
+class _OwnDraws(Squares):
+    def __init__(self) -> None:
+        super().__init__(400)
+        self.own = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.own.random()
+
+
+def test_generators_that_a_dataset_holds_draw_apart_in_each_worker_and_epoch() -> None:
+    loader = DataLoader(_OwnDraws(), 4)
+    found = choice_of(loader)
+    assert (found.new.workers, found.same) == (2, False)
+    changed = ChangedLoader(dataloader, torch, found, print)
+    drawn = [value for _ in range(2) for batch in changed.iterate(loader) for value in batch]
+    assert len({value.item() for value in drawn}) == len(drawn) == 800
 
 
 def test_each_trainer_has_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

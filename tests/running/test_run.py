@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import signal
@@ -55,12 +54,10 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
     assert found.stdout == plain.stdout
     lines = found.stderr.splitlines()
     assert lines[0] == (
-        f"stoker run: train.py:{LINE}: num_workers 0 -> 2, persistent; same batches: yes"
+        f"stoker run: train.py:{LINE}: num_workers 0 -> 2, persistent; same batches, checked"
     )
     compared = "8 batches compared with the script's own, bit for bit: the same"
     assert any(line.startswith(f"stoker run: train.py:{LINE}: {compared}") for line in lines)
-    assert lines[-1].startswith("stoker run: predicted 1.50 times, achieved ")
-    assert json.loads(report.read_text())["run"]["from_epoch"] == 2
 
 
 @pytest.mark.full
@@ -86,7 +83,7 @@ def test_loaders_of_one_line_have_the_names_of_the_analysis(tmp_path: Path) -> N
     script = write_script(tmp_path, body)
     line = LINE + 1
     report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line + 12}")
-    found = run(tmp_path, "--apply", report, script.name)
+    found = run(tmp_path, "--exact", "--apply", report, script.name)
     assert found.returncode == 0, found.stderr
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: train")]
     assert told[0].startswith(f"stoker run: train.py:{line}: num_workers 0 -> 1")
@@ -135,7 +132,7 @@ def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert read_plan() == plan
     assert plan.loader == PREP.loader.name
     assert (plan.workers, plan.gain) == (6, 1.5)
-    assert make_plan(report, ["redraw"]).workers is None
+    assert make_plan(report, ["cache"]).workers is None
     many = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=99_999_999_999))
     write_report(msgspec.structs.replace(PREP, actions=[many]), tmp_path / "report.json")
     with pytest.raises(ValueError, match="is not a report"):
@@ -186,14 +183,14 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     )
     report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
     plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, "--do", "workers,cache", script.name)
+    words = "--exact", "--apply", report, "--do", "workers,cache"
+    found = run(tmp_path, *words, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
     assert f"train.py:{line}: cached (2" in found.stderr
     assert "not cached: its examples are random" in found.stderr
     assert f"train.py:{line + 3}: cached (" in found.stderr
     assert "differs" not in found.stderr
-    assert "predicted 1.50 times, achieved " in found.stderr
 
 
 UNEQUAL = """
@@ -453,9 +450,7 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
         assert told == []
     else:
         assert "num_workers 0 -> 2" in told[0], found.stderr
-        assert "same batches: yes" in told[0]
-    if shape == "infinite":
-        assert " in epoch 1" in told[-1]
+        assert "same batches, checked" in told[0]
     if shape == "accelerate":  # it builds the loader again
         ours = script.read_text().splitlines().index("ours = DataLoader(Rows(), 8, shuffle=True)")
         assert told[0].startswith(f"stoker run: train.py:{ours + 1}: num_workers")
@@ -465,8 +460,6 @@ EVALUATES = """
 def evaluate():
     total = 0.0
     for number, (x, _) in enumerate(loader):
-        if number == 1:
-            time.sleep(0.3)
         with torch.no_grad():
             total += model(x).sum().item()
     print("evaluated", repr(total))
@@ -474,24 +467,19 @@ def evaluate():
 
 loader = DataLoader(Rows(480), 8, shuffle=True)
 model = make_model()
-trained_s = 0.0
 for epoch in range(3):
-    began_s = time.perf_counter()
     for number, (x, _) in enumerate(loader):
         loss = model(x).sum()
         loss.backward()
         if (epoch, number) == (0, 30):
             evaluate()
-    trained_s += (time.perf_counter() - began_s) * (epoch > 0)
     print(epoch, repr(loss.item()))
     evaluate()
-with open("trained_s", "w") as file:
-    file.write(repr(trained_s))
 """
 
 
 @pytest.mark.full
-def test_an_evaluation_on_the_training_loader_is_the_scripts_own_and_no_training(
+def test_an_evaluation_on_the_training_loader_is_the_scripts_own(
     tmp_path: Path,
 ) -> None:
     script = write_script(tmp_path, EVALUATES)
@@ -503,10 +491,6 @@ def test_an_evaluation_on_the_training_loader_is_the_scripts_own_and_no_training
     assert found.stdout == plain.stdout
     compared = re.findall(r"(\d+) batches compared .*: the same", found.stderr)
     assert compared == ["19", "32"], "together, not an epoch each"
-    outcome = json.loads(report.read_text())["run"]
-    assert outcome["from_epoch"] == 2
-    between_first_and_last_s = 2 * 59 * 8 / outcome["examples_per_s"]
-    assert between_first_and_last_s <= float((tmp_path / "trained_s").read_text())
 
 
 DISTRIBUTED = """
@@ -598,8 +582,9 @@ def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     (tmp_path / "no.json").write_text("{}")
     for arguments, message in (
-        (("--do", "everything", script.name), "--do everything: must be of workers, cache, redraw"),
+        (("--do", "everything", script.name), "--do everything: must be of workers, cache"),
         (("--apply", "no.json", script.name), "no.json is not a report of"),
+        (("--print-diff", script.name), "stoker analyze --json report.json train.py, then --apply"),
         (("--apply", report, "missing.py"), "there is no script and no command 'missing.py'"),
     ):
         found = run(tmp_path, *arguments)

@@ -89,7 +89,11 @@ def what_if(
     ] = None,
     cache: Annotated[
         str | None,
-        Argument(metavar="SIZE", help="Size of a cache that never evicts, such as 200GiB."),
+        Argument(
+            metavar="SIZE",
+            help="Size of a cache that never evicts, such as 200GiB: of files, or of the prepared "
+            "examples if the report advises that.",
+        ),
     ] = None,
     storage_mbps: Annotated[
         float | None, Argument(metavar="MB/s", help="Storage bandwidth.")
@@ -116,6 +120,7 @@ def what_if(
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
+    from stoker.analysis.model.changes import find_kept_cache
     from stoker.analysis.model.model import Change
     from stoker.analysis.model.report import read_report, to_measured
     from stoker.analysis.model.what_if import answer
@@ -131,7 +136,7 @@ def what_if(
             accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
             echo=echo,
         )
-        terminal.show_answer(found, answer(to_measured(found), change))
+        terminal.show_answer(found, answer(to_measured(found), change, find_kept_cache(found)))
 
 
 def _parse_multiple(text: str) -> float:

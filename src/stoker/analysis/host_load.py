@@ -25,24 +25,37 @@ class _Reading(NamedTuple):
     """Of this process and its descendants, with those that have ended."""
 
 
+class HostWatch:
+    """The load of the host since this was made."""
+
+    def __init__(self) -> None:
+        self._before = _read()
+
+    def read(self) -> HostLoad | None:
+        """Return the load until now; None where the kernel does not tell."""
+        after = _read()
+        seconds = after.at - self._before.at
+        _, busy, idle, steal, own = (
+            max(0.0, b - a) / max(1e-9, seconds) for a, b in zip(self._before, after, strict=True)
+        )
+        if busy + idle <= 0.0:
+            return None
+        cores = len(os.sched_getaffinity(0))
+        return HostLoad(seconds, cores, own, max(0.0, busy - own), steal, idle)
+
+
 @contextlib.contextmanager
 def watch_host(found: list[HostLoad]) -> Iterator[None]:
     """Add the load of the host during the block to ``found``, also if the block raises.
 
     Adds nothing where the kernel does not tell.
     """
-    before = _read()
+    watch = HostWatch()
     try:
         yield
     finally:
-        after = _read()
-        seconds = after.at - before.at
-        _, busy, idle, steal, own = (
-            max(0.0, b - a) / max(1e-9, seconds) for a, b in zip(before, after, strict=True)
-        )
-        if busy + idle > 0.0:
-            cores = len(os.sched_getaffinity(0))
-            found.append(HostLoad(seconds, cores, own, max(0.0, busy - own), steal, idle))
+        load = watch.read()
+        found += [] if load is None else [load]
 
 
 def join_loads(loads: list[HostLoad]) -> HostLoad | None:

@@ -109,7 +109,7 @@ class DrivenJob(Protocol):
         """
 
     def look_at_example(self) -> None:
-        """Inspect some of the examples, after all other drains."""
+        """Inspect some of the examples, after the first drain has told what was cached."""
 
     def keep_examples(self) -> None:
         """Drain some examples kept in memory, where they are the same in each reading, and train on
@@ -129,7 +129,6 @@ def run_phases(job: DrivenJob) -> None:
         job.alternate()
     job.done.add("drains")
     _drain_cold(job)
-    job.look_at_example()
     job.keep_examples()
 
 
@@ -139,6 +138,7 @@ def _drain_warm(job: DrivenJob) -> None:
     until = time.monotonic() + job.patience_s
     job.drain("found", rank.workers, job.unit_s, fresh=True)
     drained = job.find_files()
+    job.look_at_example()
     with contextlib.suppress(OSError):
         if trace.files and cold_reads.resident_fraction(drained) not in (None, 1.0):
             cold_reads.read_files(drained, 4, job.patience_s / 4)

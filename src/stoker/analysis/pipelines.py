@@ -51,10 +51,11 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], max_second
     if not callable(step):
         raise TypeError(f"step must be a function of a batch, not a {type(step).__name__}")
     if pipeline.chain.echo is not None:
-        raise ValueError("leave .echo out: the analysis says what echoing would bring")
+        raise ValueError("leave .echo out for an analysis, which says what echoing would bring")
     if pipeline.chain.source.yields_batches:
         raise ValueError(
-            "analyze cannot see inside a loader: use stoker analyze SCRIPT for a script with one"
+            "analyze cannot see inside a loader that a pipeline reads: iterate over the loader "
+            "itself, and use stoker analyze SCRIPT"
         )
     if not max_seconds > 0:
         raise ValueError(f"max_seconds={max_seconds}: must be above 0")

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from types import FrameType
+from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -35,10 +36,14 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr, if a script has left one that works."""
+    """Print a line to stderr, if a script has left one that works; above its progress bars."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            print(text, file=sys.stderr, flush=True)
+            tqdm: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+            if getattr(tqdm, "_instances", None):
+                tqdm.write(text, file=sys.stderr)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
 
 def is_inside_package(path: str) -> bool:

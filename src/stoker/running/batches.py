@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import sys
 import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stoker.analysis.probe.backward_watch import count_passes
 from stoker.analysis.probe.state import digest_state
 from stoker.basics.signals import again_soon, raise_interrupt
+from stoker.engine.work.held_generators import find_generators
 from stoker.errors import CacheError
-from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
+from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind, fill
 from stoker.running.examples.kept_examples import KeptExamples
 from stoker.running.loaders import (
     LoaderChoice,
@@ -32,7 +36,7 @@ from stoker.running.loaders import (
     start_workers,
 )
 from stoker.running.order import BatchOrder
-from stoker.running.outcome import EpochPace
+from stoker.running.outcome import SpeedTurns
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
 _COMPARED = 50
@@ -46,7 +50,7 @@ class ChangedLoader:
 
     Attributes:
         choice: its settings.
-        pace: the speed of its epochs, and the settings of the next one.
+        turns: those with and without the change, and the settings of the next epoch.
         say: called with a sentence if something is undone.
         to_compare: how many of the next batches are compared with the untouched loader's.
         stores: those of examples, by identity, open also when this loader is gone: one that is
@@ -62,14 +66,14 @@ class ChangedLoader:
         *,
         compares: bool = False,
         stores: dict[str, KeptExamples] | None = None,
-        pace: EpochPace | None = None,
+        turns: SpeedTurns | None = None,
     ) -> None:
-        """``pace``: that of loaders before, in whose place this one is built."""
+        """``turns``: those of loaders before, in whose place this one is built."""
         self.module = module
         self.torch = torch
         self.choice = choice
         self.say = say
-        self.pace = EpochPace(choice, 0.0, say) if pace is None else pace
+        self.turns = SpeedTurns(choice, say) if turns is None else turns
         self.to_compare = _COMPARED if compares and choice.same and choice.twice else 0
         self._compares_hits = bool(self.to_compare and choice.new.cache_bytes)
         self.stores: dict[str, KeptExamples] = {} if stores is None else stores
@@ -86,12 +90,12 @@ class ChangedLoader:
     @property
     def settings(self) -> LoaderSettings:
         """The settings of now."""
-        return self.pace.settings
+        return self.turns.settings
 
     def iterate(self, loader: Any) -> RunBatches:
         """Return an iterator of an epoch, as ``iter(loader)`` does."""
         own = self.choice.own
-        self.pace.begun += 1
+        self.turns.begun += 1
         if self.settings.cache_bytes:
             self._check_cache(loader)
         draws = not (own.persistent and own.workers and self._has_drawn)
@@ -127,8 +131,8 @@ class ChangedLoader:
             return
         else:
             problem = "its dataset has changed"
-        self.pace.settings = msgspec.structs.replace(self.choice.new, cache_bytes=0)
-        self._end_kept()
+        self.turns.settings = msgspec.structs.replace(self.choice.new, cache_bytes=0)
+        self.end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
 
     def _keep(self, dataset: Any, state: str) -> KeptExamples:
@@ -156,7 +160,7 @@ class ChangedLoader:
             kept._reset(LoaderView(loader))
             return kept
         # What the script changed between epochs reaches new workers only.
-        self._end_kept()
+        self.end_kept()
         self._kept_order = BatchOrder(())
         self._kept_order.follow(order)
         self._kept = self.make(loader, self._kept_order, self.settings, seeds, persistent=True)
@@ -184,6 +188,8 @@ class ChangedLoader:
         }
         if settings.cache_bytes:
             changed["dataset"] = self._examples
+        if settings.workers and not self.choice.same:
+            changed["worker_init_fn"] = functools.partial(_draw_apart, loader.worker_init_fn)
         if settings.workers == 0:
             changed["timeout"] = 0  # PyTorch refuses another one
             return self.module._SingleProcessDataLoaderIter(LoaderView(loader, changed))
@@ -219,22 +225,26 @@ class ChangedLoader:
 
     def undo(self, why: str) -> None:
         """Use the script's own settings from now on."""
-        self._end_kept()
-        self.pace.settings = self.choice.own
+        self.end_kept()
+        self.turns.settings = self.choice.own
         self.to_compare = 0
         self.say(f"{why}; from here on it is loaded as the script says")
 
-    def end_epoch(self, batches: int, seconds: float, *, counts: bool) -> None:
-        """Note the speed of an epoch, and leave a change that does not pay."""
-        before = self.settings
-        self.pace.end_epoch(batches, seconds, counts=counts)
-        if self.settings != before:
-            self._end_kept()
-
-    def _end_kept(self) -> None:
+    def end_kept(self) -> None:
+        """End workers that persist."""
         if self._kept is not None:
             self._kept._shutdown_workers()
             self._kept = None
+
+
+def _draw_apart(init: Callable[[int], None] | None, number: int) -> None:
+    """Seed the generators that the dataset of a worker holds: its fork has those of the others."""
+    info = sys.modules["torch"].utils.data.get_worker_info()
+    for at, generator in enumerate(find_generators([info.dataset])):
+        words = np.random.SeedSequence([info.seed, at]).generate_state(1, np.uint64)
+        generator.seed(int(words[0] >> np.uint64(1)))
+    if init is not None:
+        init(number)
 
 
 def _hide_worker(torch: Any, number: int) -> None:
@@ -254,18 +264,16 @@ class RunBatches:
         self._inner: Any = None
         self._comparison: BatchComparison | None = None
         self._order: BatchOrder | None = None
-        self._count, self._compares = 0, False
-        self._began_s = self._last_s = 0.0
-        self._passes = 0  # backward passes before them
+        self._stretches: _Stretches | None = None
+        self._passes = -1  # backward passes when the first batch came
         self.is_over = False
-        changed.pace.running.add(self)
 
     def start(self) -> None:
         """Draw the order of the epoch, and start the workers on it."""
         changed, sampler = self._changed, self._loader._index_sampler
         self._order = BatchOrder(sampler, changed.choice.own.lead, holds=acts_at_end(sampler))
         if changed.to_compare:
-            self._order.copies, self._compares = deque(), True
+            self._order.copies = deque()
         try:
             self._inner = changed.open(self._loader, self._order, self._seeds, keeps=self._keeps)
         except (OSError, RuntimeError) as error:
@@ -298,8 +306,8 @@ class RunBatches:
             raise StopIteration
         if self._inner is None:
             self.start()
-        compares = self._comparison is not None
         try:
+            self._take_turns()
             batch = self._take()
             if self._comparison is not None:
                 batch = self._compare(self._comparison, batch)
@@ -317,26 +325,42 @@ class RunBatches:
             raise
         assert self._order is not None
         self._order.pass_batch()
-        self._last_s = time.perf_counter()
-        self._count += 1
-        if compares or self._count == 1:
-            self._began_s, self._count = self._last_s, 1
+        if self._passes < 0:
             self._passes = count_passes()
         return batch
 
+    def _take_turns(self) -> None:
+        """Go on with the turns, and use the iterator whose turn it is."""
+        changed, order = self._changed, self._order
+        assert order is not None
+        turns, trains = changed.turns, 0 <= self._passes < count_passes()
+        turns.trains = turns.trains or trains
+        if self._stretches is None:
+            # An evaluation on the loader that trains does not count, nor an epoch that fills.
+            is_one = turns.trains == trains and changed.settings == changed.choice.new
+            is_filled = not changed.settings.cache_bytes or turns.begun > 1
+            if turns.is_over or changed.to_compare or not is_one or not is_filled:
+                return
+            stretches = _Stretches(changed, self._loader, order, self._inner, self._seeds)
+            if not stretches.fits(turns.waits_for_own):
+                return
+            self._stretches = stretches
+        self._inner = self._stretches.choose()
+
     def _start_comparison(self, order: BatchOrder) -> None:
+        assert order.copies is not None
         try:
-            indices = IndicesBehind(order)
+            indices = IndicesBehind(order.copies)
             batches = self._changed.make_untouched(self._loader, indices, self._seeds)
         except (OSError, RuntimeError) as error:
             raise_interrupt(error)
             order.copies = None
             self._end_comparison(f"processes for it cannot be started ({error})")
         else:
-            self._comparison = BatchComparison(batches, indices.go_on_alone)
+            self._comparison = BatchComparison(batches)
 
     def _compare(self, comparison: BatchComparison, batch: Any) -> Any:
-        """Return the batch, or the untouched loader's where they differ."""
+        """Return the batch, or the script's own where they differ."""
         changed, why = self._changed, comparison.find_difference(batch)
         if comparison.problem:
             self._end_comparison(comparison.problem)
@@ -345,20 +369,9 @@ class RunBatches:
             assert self._order is not None
             if changed.to_compare <= 0 or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
-        elif changed.choice.own.workers == 0:
+        else:
             self._fall_back(f"batch {comparison.compared + 1} differs: {why}")
             return next(self._inner)
-        else:
-            changed.undo(f"batch {comparison.compared + 1} differs: {why}")
-            _shut_down(self._inner)
-            self._inner, self._comparison = comparison.take_over(), None
-            error, comparison.error = comparison.error, None
-            if error is None:
-                return comparison.own
-            try:
-                raise error
-            finally:
-                del error  # the traceback would keep this frame, and the frame the traceback
         return batch
 
     def _end_comparison(self, problem: str) -> None:
@@ -379,12 +392,14 @@ class RunBatches:
 
     def _close_comparison(self) -> None:
         if self._comparison is not None:
+            assert self._order is not None
+            self._order.copies = None
             self._comparison.close()
             self._comparison = None
 
     def _take(self) -> Any:
         assert self._order is not None
-        if self._changed.settings.workers and self._order.has_starved():
+        if self._inner._num_workers and self._order.has_starved():
             self._inner._try_put_index()
         try:
             return next(self._inner)
@@ -406,6 +421,8 @@ class RunBatches:
         changed = self._changed
         if changed.settings == changed.choice.own or not changed.choice.twice:
             return False
+        if self._stretches is not None and self._stretches.is_own(self._inner):
+            return False
         # A script without workers gets its own error, in its own process, and others a worker's.
         alone = changed.choice.own.workers == 0 or changed.settings.workers == 0
         return alone or str(error).startswith(DEAD_WORKER)
@@ -415,6 +432,7 @@ class RunBatches:
         assert self._order is not None
         changed = self._changed
         self._close_comparison()
+        self._close_stretches()
         changed.undo(problem)
         _shut_down(self._inner)
         self._inner = None
@@ -423,16 +441,16 @@ class RunBatches:
             self._loader, self._order, changed.settings, self._seeds, persistent=False
         )
 
+    def _close_stretches(self) -> None:
+        if self._stretches is not None:
+            self._stretches.close()
+            self._stretches = None
+
     def end(self) -> None:
-        """Note the speed of the epoch, which a loop may leave before its end."""
+        """End what stands beside the loader's own iterator; a loop may leave it before its end."""
         self._close_comparison()
-        if self.is_over:
-            return
+        self._close_stretches()
         self.is_over = True
-        is_evaluation = 0 < count_passes() == self._passes
-        if self._count and not is_evaluation:
-            seconds, counts = self._last_s - self._began_s, not self._compares
-            self._changed.end_epoch(self._count - 1, seconds, counts=counts)
 
     def __del__(self) -> None:
         try:
@@ -441,6 +459,81 @@ class RunBatches:
             pass  # an interrupt left it unmade
         except KeyboardInterrupt:
             again_soon()
+
+
+class _Stretches:
+    """The turns of an epoch: the changed loader's iterator, and one as the script says.
+
+    Both read one order. Before they change places, the one whose turn is over hands over what its
+    workers were given. The first batches of a stretch, which were prepared ahead, do not count.
+    """
+
+    def __init__(
+        self, changed: ChangedLoader, loader: Any, order: BatchOrder, inner: Any, seeds: Any
+    ) -> None:
+        self._changed, self._loader, self._order, self._seeds = changed, loader, order, seeds
+        self._with = self._now = inner
+        self._own: Any = None
+        self._number = 0  # batches of this stretch so far
+        self._began_s = 0.0
+        self._rests = False  # there is no other turn in this epoch
+
+    def is_own(self, iterator: Any) -> bool:
+        """True for the iterator with the script's own settings."""
+        return iterator is self._own
+
+    def fits(self, own: bool) -> bool:
+        """True if enough batches of the epoch are left for a stretch."""
+        return self._order.left > 2 * self._ahead(own) + self._changed.turns.batches + 1
+
+    def _ahead(self, own: bool) -> int:
+        choice = self._changed.choice
+        return (choice.own if own else choice.new).lead
+
+    def choose(self) -> Any:
+        """Return the iterator of the next batch."""
+        order, turns, own = self._order, self._changed.turns, self._now is self._own
+        if self._rests:
+            return self._now
+        first = self._ahead(own) + 1
+        if self._number == 0 and turns.waits_for_own:  # an epoch before has ended there
+            order.reader = order
+        elif self._number == first:
+            self._began_s = time.perf_counter()
+        elif self._number == first + turns.batches:
+            turns.add(time.perf_counter() - self._began_s, own=own)
+            order.reader = order  # no iterator: what was given is handed over first
+        self._number += 1
+        if order.reader is order and order.has_given_none:
+            self._change_places(not own)
+        return self._now
+
+    def _change_places(self, own: bool) -> None:
+        changed, turns, order = self._changed, self._changed.turns, self._order
+        self._number = 1
+        if turns.settings == changed.choice.own:  # the change did not pay
+            self._rests, own = True, True
+            changed.end_kept()
+            _shut_down(self._with)
+        elif turns.is_over or not self.fits(own):
+            self._rests, own = True, False
+        order.reader = None
+        if own and self._own is None:
+            settings = changed.choice.own
+            try:
+                self._own = changed.make(
+                    self._loader, order, settings, self._seeds, persistent=False, timeout=0
+                )
+            except (OSError, RuntimeError) as error:  # its workers cannot be started
+                raise_interrupt(error)
+                self._rests, own = True, False
+        self._now = self._own if own else self._with
+        order.reader = self._now._sampler_iter
+        fill(self._now)
+
+    def close(self) -> None:
+        """End the workers of the script's own settings."""
+        _shut_down(self._own)
 
 
 def _shut_down(batches: Any) -> None:

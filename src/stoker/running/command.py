@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from stoker.cli import Argument, Script, report_errors
 
@@ -33,21 +33,30 @@ def run(
         Argument(
             metavar="KINDS",
             help="What to apply: workers (their number, persistence); cache (examples "
-            "that are the same in every epoch stay in memory); with redraw, "
-            "workers also where random examples are then drawn otherwise.",
+            "that are the same in every epoch stay in memory).",
         ),
     ] = "workers",
+    exact: Annotated[
+        bool,
+        Argument(
+            "Change nothing where examples are drawn at random: other workers draw as another "
+            "seed would."
+        ),
+    ] = False,
     print_diff: Annotated[
         bool,
-        Argument("Show what you would write in the script; run nothing."),
+        Argument(
+            "Show what the report of --apply would have you write in the script; run nothing."
+        ),
     ] = False,
 ) -> None:
     """Run an unedited training script with what its analysis advises.
 
     The script gets another number of workers, and workers that persist, with its own order and
-    seeds: the same batches, bit for bit. A line on stderr says for each loader what
-    was applied, or why nothing was. STOKER_RUN=0 in the environment turns all of it off. The exit
-    status is the script's own.
+    seeds: the same batches, bit for bit. Only what is drawn at random in them is drawn as with
+    another seed; --exact refuses that. A line on stderr says for each loader what was applied, or
+    why nothing was, and later how much faster it is. STOKER_RUN=0 in the environment turns all of
+    it off. The exit status is the script's own.
 
     Put options of stoker before the script.
 
@@ -69,11 +78,16 @@ def run(
         if print_diff:
             from stoker.running.edits import show_edits
 
-            print(show_edits(_find_report(command, apply)), end="")
+            if apply is None:
+                raise ValueError(
+                    "--print-diff shows what a report advises: stoker analyze --json report.json "
+                    "train.py, then --apply report.json"
+                )
+            print(show_edits(_read(command, apply)), end="")
             return
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
-            environment |= _prepare(command, kinds, apply)
+            environment |= _prepare(command, kinds, apply, exact=exact)
             environment |= find_startup(environment)
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
             stream.flush()
@@ -90,7 +104,9 @@ def _read_kinds(text: str) -> list[str]:
     return kinds
 
 
-def _prepare(command: list[str], kinds: list[str], path: Path | None) -> dict[str, str]:
+def _prepare(
+    command: list[str], kinds: list[str], path: Path | None, *, exact: bool
+) -> dict[str, str]:
     """Return the environment variables that have the script's loaders changed.
 
     None if the analysis has nothing to report on.
@@ -99,20 +115,18 @@ def _prepare(command: list[str], kinds: list[str], path: Path | None) -> dict[st
     from stoker.running.plan import VARIABLE, make_plan, write_plan
 
     try:
-        report = _find_report(command, path)
+        report = _measure(command, exact=exact) if path is None else _read(command, path)
     except AnalysisError as error:
         print(f"stoker run: it runs as it is: {error}", file=sys.stderr)
         return {}
-    return {VARIABLE: write_plan(make_plan(report, kinds, path=path))}
+    return {VARIABLE: write_plan(make_plan(report, kinds, exact=exact, path=path))}
 
 
-def _find_report(command: list[str], path: Path | None) -> Report:
-    """Read the script's report, or analyze it. Raises AnalysisError, ValueError."""
+def _read(command: list[str], path: Path) -> Report:
+    """Read the script's report. Raises ValueError, OSError."""
     from stoker.analysis.model.report import read_report
     from stoker.analysis.scripts.script_process import find_script
 
-    if path is None:
-        return _measure(command)
     report = read_report(path)
     analyzed, asked = find_script(report.command), find_script(command)
     if analyzed and asked and analyzed != asked:
@@ -123,8 +137,11 @@ def _find_report(command: list[str], path: Path | None) -> Report:
     return report
 
 
-def _measure(command: list[str]) -> Report:
-    """Analyze the script, and tell the verdict. Raises AnalysisError if there is none."""
+def _measure(command: list[str], *, exact: bool) -> Report:
+    """Analyze the script, and tell the verdict.
+
+    Raises AnalysisError if there is none, or if nothing could be changed: that is looked at first.
+    """
     from rich.console import Console
 
     from stoker.analysis.reports.diagnosis import make_report
@@ -137,13 +154,32 @@ def _measure(command: list[str]) -> Report:
         )
     errors = Console(stderr=True, highlight=False)
     errors.print(
-        f"stoker run: measuring first, for about {_MEASURE_S:.0f} s; the script is then ended, "
+        "stoker run: measuring first, for about a minute; the script is then ended, "
         "and starts again. stoker analyze --json and --apply leave this out",
         markup=False,
     )
     with errors.status("") as status:
         say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-        trace = trace_script(command, max_seconds=_MEASURE_S, loader=None, say=say)
+        trace = trace_script(
+            command,
+            max_seconds=_MEASURE_S,
+            loader=None,
+            say=say,
+            refuse=partial(_refuse, exact=exact),
+        )
     report = make_report(trace)
     errors.print(f"stoker run: {report.verdict}", markup=False)
     return report
+
+
+def _refuse(described: dict[str, Any], *, exact: bool) -> str:
+    """Return why nothing of a loader can be changed, by its examples; empty if it can."""
+    from stoker.analysis.probe.state import tell_moves
+
+    if described["iterable"]:
+        return "a stream: more workers would repeat its examples"
+    if moves := described.get("moves"):
+        return f"{tell_moves(moves)}, and other workers would change the data"
+    if exact and described.get("varies"):
+        return "examples are random, and would be drawn otherwise, which --exact refuses"
+    return ""

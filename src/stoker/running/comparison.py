@@ -8,7 +8,6 @@ not read: files that it opened would be shared with workers that start later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from stoker.basics import pytree
@@ -24,18 +23,14 @@ class BatchComparison:
     Attributes:
         compared: batches that were the same.
         problem: why batches cannot be compared any more; empty if they can.
-        own: the untouched loader's batch where they differ.
-        error: what it raised instead.
     """
 
-    def __init__(self, batches: Any, go_on_alone: Callable[[], None]) -> None:
+    def __init__(self, batches: Any) -> None:
         """``batches``: the untouched loader's iterator, over indices that the changed loader's
-        workers were given; after ``go_on_alone()`` it draws its own."""
+        workers were given."""
         self.compared = 0
         self.problem = ""
-        self.own: Any = None
-        self.error: Exception | None = None
-        self._batches, self._go_on_alone = batches, go_on_alone
+        self._batches = batches
 
     def find_difference(self, batch: Any) -> str:
         """Compare the changed loader's next batch; empty if it is the same, or has no counterpart.
@@ -43,14 +38,13 @@ class BatchComparison:
         In the second case ``problem`` is set.
         """
         try:
-            self._give_indices()
+            fill(self._batches)
             own = next(self._batches)
         except Exception as error:
             raise_interrupt(error)
             if str(error).startswith(DEAD_WORKER):
                 self.problem = "the process that read the script's own was killed"
                 return ""
-            self.error = error
             return f"the script's own loader fails there ({type(error).__name__})"
         try:
             same = pytree.equal(batch, own, layout=True)
@@ -60,51 +54,33 @@ class BatchComparison:
         if same:
             self.compared += 1
             return ""
-        self.own = own
         return "the script's own has other values"
 
-    def take_over(self) -> Any:
-        """Return the untouched loader's iterator, which goes on alone."""
-        self._go_on_alone()
-        self._give_indices()
-        return self._batches
+    def close(self) -> None:
+        """End the untouched loader's workers."""
+        if self._batches._num_workers:
+            self._batches._shutdown_workers()
 
-    def _give_indices(self) -> None:
-        """Give the workers the indices that came after they had asked."""
-        batches = self._batches
-        if not batches._num_workers:
-            return  # it reads when it is asked
+
+def fill(batches: Any) -> None:
+    """Give the workers of PyTorch's iterator the indices that came after they had asked."""
+    if batches._num_workers:  # else it reads when it is asked
         most = batches._prefetch_factor * batches._num_workers
         # Batches that came before their turn count, too.
         for _ in range(most - (batches._send_idx - batches._rcvd_idx)):
             batches._try_put_index()
 
-    def close(self) -> None:
-        """End the untouched loader's workers."""
-        self._go_on_alone()
-        if self._batches._num_workers:
-            self._batches._shutdown_workers()
-
 
 class IndicesBehind:
     """The indices that the changed loader's workers were given, for the untouched one's."""
 
-    def __init__(self, order: Any) -> None:
-        self._order = order
-        self._behind: deque[Any] = deque() if order.copies is None else order.copies
-        self._is_alone = False
-
-    def go_on_alone(self) -> None:
-        """Draw what comes behind them; nothing is kept for a second loader any more."""
-        self._order.copies = None
-        self._is_alone = True
+    def __init__(self, copies: deque[Any]) -> None:
+        self._behind = copies
 
     def __iter__(self) -> IndicesBehind:
         return self
 
     def __next__(self) -> Any:
-        if self._behind:
-            return self._behind.popleft()
-        if self._is_alone:
-            return self._order.draw()
-        raise StopIteration
+        if not self._behind:
+            raise StopIteration  # not for good: more may be given
+        return self._behind.popleft()

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import sys
 import weakref
+from multiprocessing import util
 from typing import Any
 
+from stoker.analysis.model.report import REDRAWN, SAME
 from stoker.analysis.probe.backward_watch import watch_backward
 from stoker.analysis.probe.builders import hook_loaders, name_loader
 from stoker.basics.fingerprint import content_digest
@@ -17,7 +19,7 @@ from stoker.frameworks.rank import process_group
 from stoker.running.batches import ChangedLoader
 from stoker.running.examples.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
-from stoker.running.outcome import EpochPace, RunOutcome
+from stoker.running.outcome import SpeedTurns
 from stoker.running.plan import read_plan
 
 # So many datasets at one place, each for one epoch, and the next one will be another, too: a cache
@@ -51,12 +53,12 @@ class _RunningProcess:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._choices: dict[Any, tuple[LoaderChoice, EpochPace]] = {}
+        self._choices: dict[Any, tuple[LoaderChoice, SpeedTurns]] = {}
         self._stores: dict[str, KeptExamples] = {}
         self._times: dict[Any, int] = {}
         self._told: dict[str, str] = {}  # of each loader, what was said of it last
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
-        self._outcome = RunOutcome(self._plan, self._say)
+        self._sites: set[str] = set()
 
     def adopt(self, loader: Any) -> ChangedLoader | None:
         """Return a loader with other settings, which are chosen at its first iteration.
@@ -96,7 +98,10 @@ class _RunningProcess:
         # A loader that is built anew for every epoch is tried once.
         examples = content_digest(loader.dataset), content_digest(loader.collate_fn)
         kind = site, loader.num_workers, loader.batch_size, examples
-        self._outcome.note(site)
+        if not self._sites:
+            # Not atexit, which children of multiprocessing leave out.
+            util.Finalize(None, self._end, exitpriority=0)
+        self._sites.add(site)
         times = self._times[kind] = self._times.get(kind, 0) + 1
 
         def tell(text: str) -> None:
@@ -107,13 +112,16 @@ class _RunningProcess:
             why = "its dataset is another one each time" if differs else ""
             choice = choose(loader, self._module, self._plan, site, not_kept=why)
             is_analyzed = site == self._plan.loader
-            as_it_is = (self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed
-            pace = EpochPace(choice, as_it_is, tell)
-            self._choices[kind] = choice, pace
-            if choice.is_changed:
-                self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
+            told: dict[str, Any] = {}
+            if is_analyzed:
+                told = {
+                    "batches_per_s": (self._plan.examples_per_s or 0.0) / self._plan.batch_size,
+                    "predicted": self._plan.predict(cached=bool(choice.new.cache_bytes)),
+                    "report": self._plan.report,
+                }
+            self._choices[kind] = choice, SpeedTurns(choice, tell, **told)
             self._tell(site, describe(choice))
-        choice, pace = self._choices[kind]
+        choice, turns = self._choices[kind]
         if not choice.is_changed:
             return None
         return ChangedLoader(
@@ -125,18 +133,27 @@ class _RunningProcess:
             # Once, and once more with examples from the cache.
             compares=not differs
             and times <= 1 + bool(choice.new.cache_bytes)
-            and pace.settings == choice.new,
-            pace=pace,
+            and turns.settings == choice.new,
+            turns=turns,
         )
 
     def _differs_each_time(self, site: str) -> bool:
         """True if the loaders built in a place had other data each time, for an epoch each."""
-        paces = [
-            pace
-            for (place, *_), (choice, pace) in self._choices.items()
+        begun = [
+            turns.begun
+            for (place, *_), (choice, turns) in self._choices.items()
             if place == site and choice.is_changed  # others are not counted
         ]
-        return len(paces) >= _OTHERS and all(pace.begun < 2 for pace in paces[-_OTHERS:])
+        return len(begun) >= _OTHERS and max(begun[-_OTHERS:]) < 2
+
+    def _end(self) -> None:
+        """Tell what is left to tell when this process ends."""
+        for _, turns in self._choices.values():
+            turns.end()
+        if self._plan.loader not in self._sites:
+            self._say(
+                f"the loader of the report, {self._plan.loader}, was not iterated in this process"
+            )
 
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()
@@ -156,8 +173,7 @@ def describe(choice: LoaderChoice) -> str:
         parts.append("persistent")
     if new.cache_bytes:
         parts.append(f"cached ({format_bytes(new.cache_bytes)})")
-    same = "yes" if choice.same else "no, examples are drawn in other workers"
-    text = f"{', '.join(parts)}; same batches: {same}"
+    text = f"{', '.join(parts)}; {SAME if choice.same else REDRAWN}"
     return text + (f" ({choice.why})" if choice.why else "")
 
 

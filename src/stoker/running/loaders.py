@@ -61,9 +61,20 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     identity: str = ""
     """Of the examples in a store."""
 
+    opens: bool = False
+    """True if reading an example leaves a file open."""
+
     @property
     def is_changed(self) -> bool:
         return self.new != self.own
+
+    @property
+    def is_comparable(self) -> bool:
+        """True if the script's own settings can be used for a while, too.
+
+        Not if the script's process would read, and open a file that later workers would share.
+        """
+        return self.twice and not (self.opens and self.own.workers == 0)
 
 
 class LoaderView:
@@ -156,11 +167,11 @@ def _fit(
 ) -> LoaderChoice:
     """Return what is left of wanted settings after a look at the examples."""
     if not trial.random:
-        return LoaderChoice(own, new, why=why)
-    if plan.redraw and new != own:
-        return LoaderChoice(own, new, same=False, why=why)
+        return LoaderChoice(own, new, why=why, opens=trial.opens)
+    if not plan.exact and new != own:
+        return LoaderChoice(own, new, same=False, why=why, opens=trial.opens)
     if new != own:
-        why = "examples are random, and would be drawn otherwise (--do workers,redraw)"
+        why = "examples are random, and would be drawn otherwise, which --exact refuses"
     return LoaderChoice(own, own, twice=False, why=why)
 
 

@@ -31,6 +31,8 @@ class BatchOrder:
         self._ahead: deque[Any] = deque()  # drawn, and not given to workers yet
         self._given: deque[Any] = deque()  # to workers, and not handed over yet
         self._source: BatchOrder | None = None
+        # Of several iterators over this order, the one that is given batches; None: whoever asks.
+        self.reader: Any = None
 
     def follow(self, other: BatchOrder) -> None:
         """Give the batches of another order from now on."""
@@ -61,6 +63,16 @@ class BatchOrder:
         if self._given or self._length is None:
             return False
         return bool(self._ahead) or self._drawn < self._length
+
+    @property
+    def has_given_none(self) -> bool:
+        """True if all that was given has been handed over."""
+        return not self._given
+
+    @property
+    def left(self) -> int:
+        """The number of batches that are still to be handed over; 0 if it is unknown."""
+        return 0 if self._length is None else self._length - self._passed
 
     @property
     def is_at_last(self) -> bool:
@@ -105,4 +117,6 @@ class _IndicesOfWorkers:
         return self
 
     def __next__(self) -> Any:
+        if self._order.reader not in (None, self):
+            raise StopIteration
         return self._order.draw()

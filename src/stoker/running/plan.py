@@ -14,7 +14,7 @@ from stoker.analysis.model.report import LoaderOptions, Report
 
 VARIABLE = "STOKER_RUN_PLAN"
 """The environment variable with the plan."""
-KINDS = ("workers", "cache", "redraw")
+KINDS = ("workers", "cache")
 """What can be asked for with ``--do``."""
 
 
@@ -43,10 +43,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """True if examples that are the same in every epoch are to be kept."""
     changes: list[str] = []
     """What the script was seen to change of the dataset between epochs, by name."""
-    redraw: bool = False
-    """True if examples that are drawn at random in workers may be drawn otherwise."""
+    exact: bool = False
+    """True if examples that are drawn at random may not be drawn otherwise."""
     report: str = ""
     """The report's file; empty if there is none."""
+
+    def predict(self, *, cached: bool) -> float | None:
+        """Return the gain that is predicted for the analyzed loader; None if it is unknown."""
+        if cached:
+            return self.kept_gain
+        return None if self.workers is None else self.gain
 
 
 def merge_options(report: Report) -> LoaderOptions:
@@ -65,7 +71,9 @@ def merge_options(report: Report) -> LoaderOptions:
     )
 
 
-def make_plan(report: Report, do: Iterable[str], *, path: Path | None = None) -> RunPlan:
+def make_plan(
+    report: Report, do: Iterable[str], *, exact: bool = False, path: Path | None = None
+) -> RunPlan:
     """Return what a report advises of the kinds in ``do``.
 
     Raises ValueError as ``merge_options`` does.
@@ -92,7 +100,7 @@ def make_plan(report: Report, do: Iterable[str], *, path: Path | None = None) ->
         trainers=max(1, len(report.ranks)),
         cache="cache" in do,
         changes=report.loader.changes or [],
-        redraw="redraw" in do,
+        exact=exact,
         report="" if path is None else str(path.absolute()),
     )
 

@@ -85,7 +85,7 @@ def run_once(
     """
     trace = Trace(list(command))
     deadline = time.monotonic() + _STARTUP_S + seconds
-    session = Session(trace, folder, deadline, seconds, {"pipelines": True}, cwd)
+    session = Session(trace, folder, deadline, seconds, {}, cwd)
     try:
         try:
             session.wait_until(lambda: _has_lasted(session, seconds), "as-it-is", _LOOK_S)

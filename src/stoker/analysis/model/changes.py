@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.analysis.model.calibration import scale_fetch
 from stoker.analysis.model.formulas import interpolate, prep_rate
@@ -41,7 +41,7 @@ def plan_keeping(report: Report) -> tuple[int, float] | None:
     prepared, loader = report.prepared, report.loader
     if prepared is None or prepared.varies or loader.changes or loader.moves:
         return None
-    if not report.examples or report.kept is None:
+    if prepared.example_bytes is None or not report.examples or report.kept is None:
         return None
     # 5 % more: only some examples were measured, and others differ.
     whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
@@ -185,6 +185,32 @@ def choose_workers(own: int, counts: Iterable[int], rate: Callable[[int], float]
         if found > most * WORTH:
             best, most = count, found
     return best
+
+
+@dataclass(frozen=True)
+class KeptCache:
+    """A cache of prepared examples, of any size."""
+
+    job: Measured
+    whole: Measured
+    """The job with all examples in it."""
+    whole_bytes: float
+    """The size that holds them all."""
+
+    def apply(self, change: Change) -> tuple[Measured, Change]:
+        """Return the job with the cache of a change, and what else the change asks for."""
+        if change.cache_bytes is None:
+            return self.job, change
+        held = min(1.0, change.cache_bytes / self.whole_bytes)
+        return with_kept(self.job, held, self.whole), replace(change, cache_bytes=None)
+
+
+def find_kept_cache(report: Report) -> KeptCache | None:
+    """Return the cache for what-if where files are unknown; None where it is one of files."""
+    kept = None if report.rates.S is not None else plan_keeping(report)
+    if kept is None or not report.prep or report.rates.G is None:
+        return None
+    return KeptCache(to_measured(report), find_kept(report), kept[0] / kept[1])
 
 
 def predict_kept_gain(report: Report) -> float | None:

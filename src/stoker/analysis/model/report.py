@@ -13,6 +13,7 @@ import msgspec
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import MOST_WAITING
 from stoker.analysis.model.model import MOST_CORES, Measured, warm_rate
+from stoker.basics.resources import format_rounded
 from stoker.stats import ProcessTrial, ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
@@ -23,6 +24,13 @@ _BUSY = 0.1
 _MOST_WORKERS = MOST_CORES * MOST_WAITING
 # Of an action that is named first: a smaller gain is hardly noticed. Chosen, not measured.
 _WORTH_DOING = 1.05
+
+SAME = "same batches, checked"
+"""How safe a change of a loader is: `stoker run` compares the first batches bit for bit."""
+REDRAWN = "other random draws, as with another seed"
+"""Harmless for most trainings: an augmentation draws as it would in another run."""
+UNSAFE = "would change the data"
+"""The dataset moves when it is read, or the script changes it between epochs."""
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -97,6 +105,9 @@ class Action(msgspec.Struct, frozen=True):
     """What it changes, and what the prediction assumes."""
     condition: str = ""
     """The condition for this action; empty if there is none."""
+    safety: str = ""
+    """Of a change of the loader: "same batches, checked", "other random draws, ..." or "would
+    change the data"; empty for other actions, and where it is not known."""
     options: LoaderOptions | None = None
     """What ``stoker run`` changes for it; None: something else than the loader's options."""
 
@@ -128,8 +139,8 @@ class PrepPoint(msgspec.Struct, frozen=True):
 class Prepared(msgspec.Struct, frozen=True):
     """Examples as the script's dataset returns them."""
 
-    example_bytes: int
-    """The bytes of an example's arrays."""
+    example_bytes: int | None
+    """The bytes of an example's arrays; None if a cache could not hold one."""
     varies: bool
     """True if reading an example draws at random, or gives another value each time."""
 
@@ -154,7 +165,9 @@ class Loader(msgspec.Struct, frozen=True):
     """What the script changes of its dataset between epochs, by name; None if no two of them were
     seen."""
     moves: list[str] = []
-    """What reading an example changes of the dataset, by name; unknown where that is random."""
+    """What reading an example changes of the dataset, beyond its random draws, by name."""
+    is_stream: bool = False
+    """True for an iterable dataset: each worker may give all of its examples."""
     place: tuple[str, int] | None = None
     """The path and the line of ``name``; None for a pipeline."""
 
@@ -305,7 +318,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The loader, and training, with some examples in a cache in memory; None where that was not
     tried, as of examples that are random."""
     prepared: Prepared | None = None
-    """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
+    """Examples as the dataset returns them; None of a stream, and where they could not be read."""
+    run_s: float | None = None
+    """Seconds of the script's whole training, by its own end or its ``--epochs``; None: unknown."""
     stages: dict[str, Rate] = {}
     """For a pipeline: examples/s of each stage alone on one worker."""
     keeping: Keeping | None = None
@@ -321,33 +336,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return str(self)
 
     def __str__(self) -> str:
-        """Return the verdict, what to do first, and where the time goes, in about ten lines.
+        """Return the verdict, what to do first and how, and where the time goes.
 
         ``stoker analyze --details`` and the page show all of it.
         """
-        lines = [*(f"Uncertain: {doubt}." for doubt in self.doubts[:2]), self.verdict + "."]
         best = self.first_action
+        lines = [self.verdict + "."]
         if best is not None:
-            gain = best.gain
-            lines += [
-                f"First: {best.title}. {gain.value:.2f} times as fast ({gain.low:.2f} to "
-                f"{gain.high:.2f}): an hour becomes {60 / gain.value:.0f} min.",
-                f"  {best.code}",
-            ]
-            if best.options is not None:
-                is_python = Path(self.command[0]).name.startswith("python")
-                script = " ".join(self.command[is_python:])
-                lines.append(f"  or without an edit: stoker run {script}")
-        elif self.bound != "compute":
+            lines += [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
+        elif self.bound != "compute" and self.prep:
             top = next(iter(self.transforms), None)
             why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
-            lines.append(f"Nothing that is known of the loader would help much{why}.")
+            lines.append(f"Nothing in the loader will help{why}.")
             lines += [
                 f"{each.condition[0].upper()}{each.condition[1:]}: {each.title}."
                 for each in self.actions[:1]
                 if each.condition
             ]
-        if self.transforms:
+        # The interval of the verdict says already how little is known of the shares.
+        lines += [f"Uncertain: {each}." for each in self.doubts[len(self.untold) :][:2]]
+        if self.transforms and self.bound != "compute":
             costs = (f"{cost.name} {cost.share.value:.0%}" for cost in self.transforms[:4])
             lines.append(f"Preparing: {', '.join(costs)}.")
         if self.as_it_is is not None:
@@ -358,10 +366,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             )
         return "\n".join(lines)
 
+    def _describe(self, action: Action) -> str:
+        """Return an action with its gain, the time that it saves, and its safety."""
+        gain, run_s = action.gain, self.run_s or 3600.0
+        saved, whole = (format_rounded(each / 60) for each in (run_s - run_s / gain.value, run_s))
+        whole = whole if self.run_s else f"each {whole}"
+        return (
+            f"{action.title[0].upper()}{action.title[1:]}: {gain.value:.2f} times as fast "
+            f"({gain.low:.2f} to {gain.high:.2f}), which saves {saved} of {whole} minutes"
+        ) + (f". {action.safety[0].upper()}{action.safety[1:]}" if action.safety else "")
+
+    def _write_command(self, action: Action) -> str:
+        """Return what applies an action."""
+        if action.options is None:
+            return action.code
+        is_python = Path(self.command[0]).name.startswith("python")
+        return f"stoker run {' '.join(self.command[is_python:])}"
+
     @property
     def first_action(self) -> Action | None:
-        """The best action without a condition, if it gains enough to be worth the change."""
-        known = (action for action in self.actions if not action.condition)
+        """The best safe action without a condition, if it gains enough to be worth the change."""
+        known = (each for each in self.actions if not each.condition and each.safety != UNSAFE)
         return next((each for each in known if each.gain.value >= _WORTH_DOING), None)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.analysis.cold_reads import Reads
-from stoker.analysis.model.report import Crash, HostLoad, Keeping
+from stoker.analysis.model.report import Crash, HostLoad, Keeping, Report
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.basics.resources import usable_cores
 from stoker.stats import ProcessTrial, ThreadTrial
@@ -121,6 +121,8 @@ class Trace:
     host_loads: list[HostLoad] = field(default_factory=list)
     """From the job as it is until P, of each start."""
     starts: int = 0
+    batches: int | None = None
+    """The number of its training batches, if the script ended by itself."""
     seconds: float = 0.0
     out_of_time: str = ""
     """In which phase the time for the analysis was up; empty if it was enough."""
@@ -131,6 +133,8 @@ class Trace:
     process_trial: ProcessTrial | None = None
     """Of a pipeline: what its first worker process showed of the user's code."""
     keeping: Keeping | None = None
+    report: Report | None = None
+    """That of a pipeline in a script, made in the script's own process."""
     echo_after_s: float | None = None
     """Of a pipeline: worker seconds an example from its first random stage on."""
     crash: Crash | None = None

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.analysis.model.changes import KeptCache
 from stoker.analysis.model.model import (
     MOST_CORES,
     NOTHING,
     Change,
     Measured,
     Prediction,
-    cached_fraction,
     dataset_bytes,
     find_cache_needed,
     find_cores_needed,
@@ -65,6 +65,8 @@ class Curve:
     quantity: str
     """One of FIELDS."""
     points: tuple[Point, ...]
+    whole_bytes: float = 0.0
+    """For the cache: the size that holds the whole dataset."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,21 @@ class Answer:
     curves: tuple[Curve, ...]
 
 
-def answer(job: Measured, change: Change) -> Answer:
-    """Predict the effect of ``change``. Raises ValueError if the analysis does not allow it."""
+def answer(job: Measured, change: Change, kept: KeptCache | None = None) -> Answer:
+    """Predict the effect of ``change``; a cache in it is of prepared examples if ``kept`` is given.
+
+    Raises ValueError if the analysis does not allow it.
+    """
     ways = {"as it is": NOTHING}
     if change != NOTHING:
         ways["then"] = change
-    outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
+    outcomes = tuple(_predict_outcome(job, way, name, kept) for name, way in ways.items())
     return Answer(
         change=change,
         outcomes=outcomes,
-        curves=tuple(_make_curve(job, change, name) for name in _choose_quantities(job, change)),
+        curves=tuple(
+            _make_curve(job, change, name, kept) for name in _choose_quantities(job, change)
+        ),
     )
 
 
@@ -94,8 +101,9 @@ def is_asked(change: Change, quantity: str) -> bool:
     return bool(getattr(change, FIELDS[quantity]) != getattr(NOTHING, FIELDS[quantity]))
 
 
-def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
+def _predict_outcome(job: Measured, change: Change, name: str, kept: KeptCache | None) -> Outcome:
     """Predict one way to run. Raises ValueError if the analysis cannot answer."""
+    job, change = (job, change) if kept is None else kept.apply(change)
     prediction = predict(job, change)
     needed = find_cache_needed(job, change, prediction)
     size = dataset_bytes(job)
@@ -122,18 +130,18 @@ def _choose_quantities(job: Measured, change: Change) -> list[str]:
     return [name for name, wanted in answerable.items() if wanted]
 
 
-def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
+def _make_curve(job: Measured, change: Change, quantity: str, kept: KeptCache | None) -> Curve:
     """Draw one quantity. Its measured value counts as no change."""
     field = FIELDS[quantity]
     unchanged = getattr(NOTHING, field)
     asked = getattr(change, field) if is_asked(change, quantity) else None
     found: float = 1
     to_field: Callable[[float], Any] = float
+    size = (dataset_bytes(job) or 0.0) if kept is None else kept.whole_bytes
     if quantity == "cache":
-        found = job.cached_fraction
-        asked = None if asked is None else cached_fraction(job, change)
-        grid = [tenth / 10 for tenth in range(11)]
-        size, to_field = dataset_bytes(job) or 0.0, lambda x: round(x * size)
+        found = job.cached_fraction if kept is None else 0.0
+        asked = None if asked is None else min(1.0, asked / size)
+        grid, to_field = [tenth / 10 for tenth in range(11)], lambda x: round(x * size)
     elif quantity == "cores":
         found, to_field = job.workers, int
         needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
@@ -150,7 +158,8 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
     for value in sorted({*grid, found, *([] if asked is None else [asked])}):
         own = value == found and value != asked
         asks: dict[str, Any] = {field: unchanged if own else to_field(value)}
-        prediction = predict(job, replace(change, **asks))
+        way = replace(change, **asks)
+        prediction = predict(*((job, way) if kept is None else kept.apply(way)))
         points.append(
             Point(
                 at=value,
@@ -159,7 +168,7 @@ def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
                 mark="asked" if value == asked else "as it is" if value == found else "",
             )
         )
-    return Curve(quantity, tuple(points))
+    return Curve(quantity, tuple(points), size)
 
 
 def _double(start: float, end: float) -> list[float]:

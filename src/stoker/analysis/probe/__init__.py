@@ -4,9 +4,9 @@ The probe waits for ``torch.utils.data.dataloader`` and then replaces five metho
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` and ``_get_iterator``
 (start-up), ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
 ``_DatasetKind.create_fetcher`` (work in the workers, only in drains). A sixth hook, in
-``torch.autograd``, counts backward passes. Where only batches are counted and timed (`stoker
-gate`), stoker's pipelines have two hooks, too. The probe draws no random number of the script's,
-starts no thread, and holds no batch and no loader. It removes itself when it fails.
+``torch.autograd``, counts backward passes. stoker's pipelines have two hooks, too. The probe draws
+no random number of the script's, starts no thread while the script runs as it is, and holds no
+batch and no loader. It removes itself when it fails.
 """
 
 from __future__ import annotations

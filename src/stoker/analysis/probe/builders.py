@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+_OWN = os.path.abspath(__file__).removesuffix(os.path.join("analysis", "probe", "builders.py"))
 Builders = tuple[tuple[str, ...], tuple[str, int]]
 # Where the script built the loaders that it has.
 _builders: weakref.WeakKeyDictionary[Any, Builders] = weakref.WeakKeyDictionary()
@@ -94,4 +95,4 @@ def _find_builders(loader: Any) -> Builders:
 
 def _is_installed(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return "site-packages" in name or "dist-packages" in name or name[:1] == "<"
+    return "site-packages" in name or "dist-packages" in name or name.startswith(("<", _OWN))

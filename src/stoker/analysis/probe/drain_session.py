@@ -80,7 +80,7 @@ class DrainSession:
                 self._batches = None
                 self._answer(answer)
             base = self._process.recorder.base
-            command = _wait_for_command(f"{base}.command.{self._number}", self._process.folder)
+            command = wait_for_command(f"{base}.command.{self._number}", self._process.folder)
             if command is None or command["do"] == "end":
                 raise Finished
             try:
@@ -156,26 +156,24 @@ class LoaderDrains:
         }
 
     def look_at_example(self) -> dict[str, Any]:
-        """Describe an example, read where the script reads its examples: in a worker, if any.
+        """Describe examples, read in another process, so that this one's files stay as they are.
 
-        This comes last: read in this process, a dataset may open files that forks then share.
+        It answers as a worker does, if the script has any, and else as the script's own process.
         """
         loader = self._loader
         if self._iterable:
             return {}
-        if loader.num_workers == 0:
-            found = example.describe_example(loader.dataset)
-        else:
-            (found,) = self._module.DataLoader(
-                loader.dataset,
-                None,
-                sampler=[0],
-                num_workers=1,
-                collate_fn=_describe_in_worker,
-                multiprocessing_context=loader.multiprocessing_context,
-                worker_init_fn=loader.worker_init_fn,
-                generator=self._torch.Generator(),
-            )
+        alone = loader.num_workers == 0
+        (found,) = self._module.DataLoader(
+            loader.dataset,
+            None,
+            sampler=[0],
+            num_workers=1,
+            collate_fn=functools.partial(_describe, alone),
+            multiprocessing_context="fork" if alone else loader.multiprocessing_context,
+            worker_init_fn=None if alone else loader.worker_init_fn,
+            generator=self._torch.Generator(),
+        )
         return dict(found)
 
     def keep_examples(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -420,8 +418,11 @@ def _begin(loader: Any) -> Iterator[Any]:
         return iter(loader)
 
 
-def _describe_in_worker(_: Any) -> dict[str, Any]:
-    dataset = sys.modules["torch.utils.data.dataloader"].get_worker_info().dataset
+def _describe(alone: bool, _: Any) -> dict[str, Any]:
+    worker = sys.modules["torch"].utils.data._utils.worker
+    dataset = worker.get_worker_info().dataset
+    if alone:
+        worker._worker_info = None
     return example.describe_example(dataset)
 
 
@@ -455,7 +456,7 @@ def _wait_until_full(iterator: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_for_command(path: str, folder: str) -> Any:
+def wait_for_command(path: str, folder: str) -> Any:
     """Wait for a command; None if the analyzer is gone."""
     looked = time.monotonic()
     while True:

@@ -10,86 +10,103 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .state import find_changes, read_state
+from .state import (
+    find_changes,
+    list_generators,
+    read_generator,
+    read_state,
+    restore_generator,
+)
 
 # Items whose first reading may draw from the usual generators: some may be left as they are.
 _ITEMS = 16
 # The script stands still meanwhile: slow examples are read fewer times.
-_LONGEST_S = 1.0
+_LONGEST_S = 0.5
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 def describe_example(dataset: Any) -> dict[str, Any]:
     """Return the mean bytes of an example's arrays, whether examples are random, and what moves.
 
-    They are random if reading one moves a random generator of Python, NumPy or torch, or gives
-    other values than before. If they are not, what reading changes of the dataset is named. The
-    result is empty if the dataset does not give them, or a cache could not hold one. This mirrors
-    ``stoker/transport/codec``, because the probe must not import stoker.
+    The bytes are None if a cache could not hold the examples. The result is empty if the dataset
+    does not give them. This mirrors ``stoker/transport/codec``, because the probe must not import
+    stoker.
     """
-    sizes: list[int] = []
+    sizes: list[int | None] = []
 
     def read(index: int) -> list[Any]:
-        leaves = _list_leaves(dataset[index])
-        sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
-        return leaves
+        leaves = [*_list_leaves(dataset[index])]
+        held = all(map(_is_held, leaves))
+        sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves) if held else None)
+        return [leaf for leaf in leaves if _is_held(leaf)]
 
-    varies, moves = False, list[str]()
     try:
         count = len(dataset)
-        indices = dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS))
-        first = [*read_first(read, indices, _LONGEST_S / 2)]
-        read_again(read, first, _is_same_example, _LONGEST_S / 2)
-        # It has been read before: what the first time leaves is there.
-        state = read_state(dataset, draws=False)
-        dataset[0]
-        moves = find_changes(state, read_state(dataset, draws=False))
-    except RandomExamples:
-        varies = True
+        indices = list(dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS)))
+        found = look_at_draws(
+            read, indices, lambda: read_state(dataset), [dataset], _is_same_example, _LONGEST_S
+        )
+        known = [size for size in sizes[: len(found.first)] if size is not None]
+        size = round(sum(known) / len(known)) if len(known) == len(found.first) else None
     except Exception:
         return {}
-    size = round(sum(sizes) / len(sizes))
-    return {"example_bytes": size, "varies": varies, "moves": moves}
+    return {"example_bytes": size, "varies": found.random, "moves": found.moves}
 
 
-class RandomExamples(Exception):
-    """Reading an example moves a shared generator, or gives another value each time."""
+class Draws(NamedTuple):
+    """What reading some examples several times showed."""
+
+    random: bool
+    """True if reading draws from a generator, shared or held, or gives other values each time."""
+    moves: list[str]
+    """What reading changes by more than its draws, by name: a counter, say."""
+    first: list[tuple[Any, Any]]
+    """Each key with what was read first."""
 
 
-def read_first(
-    read: Callable[[Any], Any], keys: Iterable[Any], enough_s: float
-) -> Iterator[tuple[Any, Any]]:
-    """Yield each key with what is read, until it took long enough. Raises RandomExamples."""
-    began = time.monotonic()
-    for key in keys:
-        before = read_generators()
-        value = read(key)
-        if read_generators() != before:
-            raise RandomExamples
-        yield key, value
-        if time.monotonic() - began > enough_s:
-            return
-
-
-def read_again(
+def look_at_draws(
     read: Callable[[Any], Any],
-    first: Sequence[tuple[Any, Any]],
+    keys: Iterable[Any],
+    read_held: Callable[[], dict[str, str]],
+    holders: Sequence[Any],
     is_same: Callable[[Any, Any], bool],
     enough_s: float,
-) -> None:
-    """Read once more what ``read_first`` gave. Raises RandomExamples.
+) -> Draws:
+    """Read some examples three times, the last two times with all generators set back.
 
-    In another order and after other seeds: a generator or a counter of its own shows, too.
+    What reading changes for good at the first time, such as an open file or a remembered example,
+    is there by then. What differs between the second time and the third is no random draw.
+
+    Args:
+        read: reads the example, or the batch, of a key.
+        keys: fewer are read if that takes longer than ``enough_s`` seconds.
+        read_held: returns digests of the state behind the examples, by name.
+        holders: the objects with that state.
+        is_same: whether two results are the same.
+        enough_s: seconds of the first reading.
     """
-    seed_generators(1)
     began = time.monotonic()
-    for key, value in reversed(first):
-        if not is_same(value, read(key)):
-            raise RandomExamples
+    shared, draws, first = read_generators(), False, list[tuple[Any, Any]]()
+    for key in keys:
+        first.append((key, read(key)))
+        draws = draws or read_generators() != shared
         if time.monotonic() - began > enough_s:
-            return
+            break
+    own = [(each, read_generator(each)) for each in list_generators(holders)]
+    states = []
+    # The last one alone, too: what is switched to and fro is as before after an even number.
+    for again in (first, first, first[-1:], first[-1:]):
+        seed_generators(1)
+        for generator, state in own:
+            restore_generator(generator, state)
+        for key, value in again:
+            draws = not is_same(value, read(key)) or draws
+        states.append(read_held())
+        draws = draws or any(repr(read_generator(each)) != repr(state) for each, state in own)
+    moves = {*find_changes(*states[:2]), *find_changes(*states[2:])}
+    return Draws(draws, sorted(moves), first)
 
 
 def read_generators() -> list[Any]:
@@ -116,14 +133,19 @@ def seed_generators(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def _list_leaves(value: Any) -> list[Any]:
-    """Return the arrays and plain values inside. Raises TypeError for a type no cache holds."""
+def _list_leaves(value: Any) -> Iterator[Any]:
+    """Yield the arrays and plain values inside, and objects of other types."""
     parts = _list_parts(value)
-    if parts is not None:
-        return [leaf for part in parts for leaf in _list_leaves(part)]
-    if type(value) not in _PLAIN and not _is_array(value) and not _is_tensor(value):
-        raise TypeError(type(value).__name__)
-    return [value]
+    if parts is None:
+        yield value
+    else:
+        for part in parts:
+            yield from _list_leaves(part)
+
+
+def _is_held(value: Any) -> bool:
+    """True for what a cache holds."""
+    return type(value) in _PLAIN or _is_array(value) or _is_tensor(value)
 
 
 def _list_parts(value: Any) -> list[Any] | None:

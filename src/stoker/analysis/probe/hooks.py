@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, replay, stacks, workers
+from . import backward_watch, drain_session, pipeline_session, replay, stacks, workers
 from .builders import hook_loaders, note_builders
 from .loaders import LoaderState, ProbedProcess
 from .records import (
@@ -27,10 +28,11 @@ from .records import (
     STARTED,
     SYNCHRONISED,
     TRAINS,
-    read_json,
 )
 
 _clock = time.perf_counter_ns
+# A socket's name may have 107 bytes, and multiprocessing adds 18.
+_LONGEST_FOLDER = 88
 _cover: Any = None  # puts hooks on a class of loaders, once attached
 _current: list[ProbedProcess] = []  # of this process; a fork leaves its parent's behind
 
@@ -58,6 +60,8 @@ def watch_backward(module: ModuleType, folder: str) -> None:
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
+    if len(folder) < _LONGEST_FOLDER:  # workers that are ended by force leave their sockets there
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
@@ -130,13 +134,7 @@ def attach(module: ModuleType, folder: str) -> None:
 
 
 def attach_pipelines(module: ModuleType, folder: str) -> None:
-    """Put hooks on pipelines (``module`` has just been imported) and on their iterators, if the
-    plan asks for that.
-
-    Pipelines are counted and timed; the phases of an analysis need a loader.
-    """
-    if not (read_json(os.path.join(folder, "plan.json")) or {}).get("pipelines"):
-        return
+    """Put hooks on pipelines (``module`` has just been imported) and on their iterators."""
     pipeline = module.Pipeline
     iterators = sys.modules["stoker.chain.iterator"].PipelineIterator  # what the module imports
     start, advance = pipeline.__iter__, iterators.__next__
@@ -151,6 +149,9 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         except Exception as error:
             note_failure(folder, "iter", error)
             return start(self)
+        if seen is not None and seen.conducted is not None:
+            seen.given = 0
+            return pipeline_session.HandedBatches(lambda: _hand(seen))
         entered = _clock()
         _thread.is_inside = True
         try:
@@ -158,6 +159,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         finally:
             _thread.is_inside = False
         if seen is not None:
+            seen.given, iterator.__dict__["_stoker_pipeline"] = 0, self  # a loop may hold no other
             seen.note_epoch(iterator, entered, STARTED | TRAINS * _has_gradients())
         return iterator
 
@@ -166,11 +168,36 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
         seen = self.__dict__.get("_stoker")
         if seen is None or _thread.is_inside:
             return advance(self)
-        if seen.count >= seen.process.recorder.header[seen.replay_at]:
-            seen.process.end()
-        return _time(advance, self, seen, _has_gradients)
+        if seen.count >= seen.process.recorder.header[seen.take_at] and seen.can_begin:
+            if seen.conducted is None:
+                pipeline = self.__dict__["_stoker_pipeline"]
+                seen.process.takeover = pipeline_session.PipelineSession(pipeline, seen.process)
+                seen.conducted = type(self)
+                self.close()
+                with contextlib.suppress(TypeError):
+                    seen.length = len(pipeline)
+            return _hand(seen)
+        try:
+            return _time(advance, self, seen, _has_gradients)
+        finally:
+            seen.given += 1
 
     pipeline.__iter__, iterators.__next__ = __iter__, __next__
+
+
+def _hand(seen: LoaderState) -> Any:
+    """Hand a batch of the analysis over. Raises StopIteration at the end of an epoch."""
+    process = seen.process
+    if process.told_to_end:
+        process.end()
+    if seen.length is not None and seen.given >= seen.length:
+        raise StopIteration
+    try:
+        batch = process.takeover.next()
+    except drain_session.Finished:
+        process.end()
+    seen.given += 1
+    return batch
 
 
 def _has_gradients() -> bool:
@@ -179,7 +206,9 @@ def _has_gradients() -> bool:
 
 
 def _is_part() -> bool:
-    """True in a hooked call, and in the threads of a pipeline's."""
+    """True in a hooked call, in the threads of a pipeline's, and in that of an analysis."""
+    if threading.current_thread().name == pipeline_session.THREAD:
+        return True
     threads: Any = sys.modules.get("stoker.engine.workers.threads")
     return _thread.is_inside or (threads is not None and threads.is_worker())
 

@@ -19,7 +19,7 @@ import weakref
 from multiprocessing import util
 from typing import Any, NoReturn
 
-from . import backward_watch, drain_session, replay
+from . import backward_watch, replay
 from .builders import name_loader
 from .records import SLOTS, Recorder, find_places, read_json, write_json
 from .state import find_changes, read_state
@@ -36,6 +36,7 @@ _MOST_BARREN = 4
 # Of a loader.
 _TOLD = (
     "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers", "changes",
+    "is_pipeline",
 )  # fmt: skip
 # Of a traceback's end, where the error stands: a report shows no more.
 _MOST_LINES = 20
@@ -70,6 +71,8 @@ class LoaderState:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         self.sampled = size if isinstance(size, int) else None
         self.workers = getattr(loader, "num_workers", 0)  # a pipeline has none
+        self.is_pipeline = hasattr(loader, "chain")
+        self.given = 0  # batches of a pipeline's epoch
         self.place = loader.__dict__.get("_stoker_place")
         self.epoch = -1
         self.count = 0
@@ -151,7 +154,7 @@ class ProbedProcess:
         self.pid = os.getpid()
         self.recorder = Recorder(folder)
         self.told_to_end = False
-        self.takeover: drain_session.DrainSession | None = None
+        self.takeover: Any = None  # a session, once there is one
         self.seen: list[LoaderState] = []
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         # A rank must not outlive the launcher that the analyzer's own end takes down.

@@ -52,6 +52,13 @@ def read_state(dataset: Any, *, draws: bool = True) -> dict[str, str]:
     return found
 
 
+def list_generators(value: Any) -> list[Any]:
+    """Return the generators of Python, NumPy and torch that an object holds."""
+    walk = _Walk(draws=True)
+    walk.add_all(value)
+    return walk.generators
+
+
 def find_changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Return the names of what differs."""
     names = before.keys() | after.keys()
@@ -77,6 +84,7 @@ class _Walk:
         self._draws, self._leaves_out = draws, leaves_out
         self._left = _MOST_PARTS
         self._seen: set[Any] = set()  # code and classes
+        self.generators: list[Any] = []
 
     def add_all(self, value: Any) -> str:
         """Add an object with its parts, and return the digest."""
@@ -95,8 +103,9 @@ class _Walk:
         elif _is_of(value, "numpy", "ndarray") or _is_of(value, "torch", "Tensor"):
             self._add_array(value)
         elif _is_generator(value):
+            self.generators.append(value)
             if self._draws:
-                self._add(repr(_read_generator(value)))
+                self._add(repr(read_generator(value)))
         elif isinstance(value, types.FunctionType):
             self._add_function(value, depth)
         elif isinstance(value, types.MethodType):
@@ -198,16 +207,31 @@ class _Walk:
 
 def _is_generator(value: Any) -> bool:
     kinds = ("numpy.random", "RandomState"), ("numpy.random", "Generator"), ("torch", "Generator")
-    return isinstance(value, random.Random) or any(_is_of(value, *kind) for kind in kinds)
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)
+    return any(_is_of(value, *kind) for kind in kinds)
 
 
-def _read_generator(generator: Any) -> Any:
-    """Return the state of a generator of Python, NumPy or torch."""
+def read_generator(generator: Any) -> Any:
+    """Return the state of a generator of Python, NumPy or torch; equal ones have equal ``repr``."""
     for read in ("getstate", "get_state"):
         if hasattr(generator, read):
             state = getattr(generator, read)()
             return state.tolist() if hasattr(state, "tolist") else state
-    return getattr(getattr(generator, "bit_generator", None), "state", None)
+    return generator.bit_generator.state
+
+
+def restore_generator(generator: Any, state: Any) -> None:
+    """Put a generator back into a state that ``read_generator`` gave."""
+    if hasattr(generator, "setstate"):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif isinstance(state, list):
+        torch: Any = sys.modules["torch"]
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+    else:
+        generator.set_state(state)
 
 
 def _is_of(value: Any, module: str, name: str) -> bool:

@@ -22,6 +22,9 @@ from stoker.analysis.model.changes import (
 from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
+    REDRAWN,
+    SAME,
+    UNSAFE,
     Action,
     LoaderOptions,
     Rate,
@@ -58,7 +61,6 @@ def advise(report: Report) -> list[Action]:
         *_advise_threads(report),
         *_advise_persistence(report),
         *_advise_caches(report),
-        *_advise_storage(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_packing(report)]
@@ -95,8 +97,20 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         f".workers({best})" if report.stages else str(options),
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
+        "if the dataset splits its examples among workers" if report.loader.is_stream else "",
+        safety=_judge_safety(report),
         options=None if report.stages else options,
     )
+
+
+def _judge_safety(report: Report) -> str:
+    """Return how safe other workers are; empty where that is not known."""
+    loader, prepared = report.loader, report.prepared
+    if report.stages:
+        return "same batches"
+    if loader.is_stream or loader.moves:
+        return UNSAFE
+    return "" if prepared is None else REDRAWN if prepared.varies else SAME
 
 
 def _starts_longer(report: Report, rate: float) -> bool:
@@ -161,6 +175,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{_warn_of_changes(report)}",
+        safety=_judge_safety(report),
         options=options,
     )
 
@@ -219,6 +234,7 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_kept(case, held, whole)),
         "from the second epoch on. An example was the same in each reading, so nothing is random"
         + _warn_of_changes(report),
+        safety=SAME,
     )
 
 
@@ -280,7 +296,7 @@ def _advise_place(report: Report) -> Iterator[Action]:
         ),
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left, "
         'less than with a cache at any other place (.cache("auto") chooses it)',
-        "these examples are the same in every epoch; a cache refuses others",
+        "if they are the same in every epoch (a cache refuses others)",
     )
 
 
@@ -293,22 +309,6 @@ def _warn_of_changes(report: Report) -> str:
 
 def _round_up_to_mib(size: int) -> str:
     return format_bytes(math.ceil(size / 2**20) * 2**20)
-
-
-def _advise_storage(report: Report) -> Iterator[Action]:
-    if report.rates.S is None or not report.example_bytes:
-        return
-    now = (to_measured(report).storage or 0.0) * report.example_bytes / 1e6
-    yield Action(
-        "move the data to storage twice as fast",
-        f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
-        predict_gain(report, Change(storage_mbps=2 * now)),
-        f"storage now delivers {_round_to_3_digits(now):,g} MB/s to the job",
-    )
-
-
-def _round_to_3_digits(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def _advise_packing(report: Report) -> Iterator[Action]:
@@ -356,7 +356,6 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {what} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor)),
-        "measured in steps (docs/evidence.md has the gains of other tasks by R, which is "
-        f"{job.ingestion / before.rate:.1f} here)",
+        "measured in steps",
         "if a repeated example is worth nearly as much as a fresh one",
     )

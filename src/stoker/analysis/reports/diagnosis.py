@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -54,6 +55,8 @@ from stoker.version import __version__
 # not measured.
 _SLOWER = 0.1
 
+# Options of scripts: --epochs 90, --num_train_epochs=3, trainer.max_epochs=5.
+_EPOCHS = re.compile(r"[-_.]epochs?[ =](\d+)\b")
 # Shares with wider intervals cannot be told. Chosen, not measured.
 _TELLS = 0.25
 _SHARES = {
@@ -73,6 +76,8 @@ def make_report(trace: Trace) -> Report:
 
     Raises AnalysisError if the script gave nothing to report on.
     """
+    if trace.report is not None:
+        return trace.report
     if not trace.ranks:
         raise AnalysisError(explain_nothing_seen(trace))
     found = [_RankFindings(trace, rank) for rank in trace.ranks]
@@ -83,8 +88,10 @@ def make_report(trace: Trace) -> Report:
         predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
-    doubts = [f"the time for the analysis was up {trace.out_of_time}"] if trace.out_of_time else []
-    shell = msgspec.structs.replace(shell, actions=acts, doubts=[*doubts, *find_doubts(shell)])
+    doubts = find_doubts(shell)
+    if trace.out_of_time:
+        doubts.append(f"the time for the analysis was up {trace.out_of_time}")
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=doubts)
     text = write_verdict(shell)
     if trace.crash is not None:
         text = f"The script crashed {trace.crash.when}. {text}"
@@ -508,14 +515,25 @@ class _RankFindings:
             kept=self.kept,
             prepared=(
                 Prepared(rank.described["example_bytes"], rank.described["varies"])
-                if rank.described.get("example_bytes")
+                if "varies" in rank.described
                 else None
             ),
+            run_s=self._find_run_s(),
             stages=self.stages,
             thread_trial=trace.thread_trial,
             process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
+
+    def _find_run_s(self) -> float | None:
+        """Return the seconds of the whole training, by its own end or an option ``--epochs``."""
+        if self.steady is None:
+            return None
+        batches, examples = self.trace.batches, self.rank.described.get("examples")
+        epochs = _EPOCHS.search(" ".join(self.trace.command))
+        if batches is None and epochs is not None and examples:
+            batches = int(epochs[1]) * examples / self.batch
+        return batches * self.batch / self.steady.rate.value if batches else None
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:
         rank, is_own = self.rank, about is self.about
@@ -531,6 +549,7 @@ class _RankFindings:
             trains=any(row.trains for row in rows),
             changes=about["changes"],
             moves=rank.described.get("moves", []) if is_own else [],
+            is_stream=is_own and bool(rank.described.get("iterable")),
             place=tuple(about["place"]) if about.get("place") else None,
         )
 

@@ -13,15 +13,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from stoker.analysis.model.model import (
-    NOTHING,
-    Change,
-    cached_fraction,
-    dataset_bytes,
-)
-from stoker.analysis.model.report import Report, to_measured
+from stoker.analysis.model.model import NOTHING, Change
+from stoker.analysis.model.report import Report
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
-from stoker.basics.resources import format_bytes, format_rounded
+from stoker.basics.resources import format_bytes, format_rounded, format_seconds
 
 # With name and share beside it, a bar fits into 80 columns.
 _BAR = 48
@@ -57,6 +52,8 @@ def show_report(report: Report, console: Console, *, details: bool) -> None:
     if not details:
         console.print("--details shows all rates, actions and notes; --html FILE as a page.")
         return
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}"))
     for part in list_parts(report):
         console.print(part)
 
@@ -157,7 +154,8 @@ def _make_actions_table(report: Report) -> Table:
         how = Text(f"{action.condition}: " if action.condition else "")
         how.append(action.title)
         how.append(f"\n{action.code}", style="cyan")
-        how.append(f"\n{action.why}", style="dim")
+        why = f"{action.safety}; {action.why}" if action.safety else action.why
+        how.append(f"\n{why}", style="dim")
         table.add_row(str(number), f"{gain.value:.2f}x\n({gain.low:.2f} to {gain.high:.2f})", how)
     return table
 
@@ -168,7 +166,7 @@ def describe_plan(command: list[str], max_seconds: float) -> str:
         f"stoker analyze will start\n    {' '.join(command)}\nonce (up to three times if it ends "
         "early), let it run as it is for a few seconds, then hand it the same batches again and "
         "again, then read its data with no training step, cold and warm, and end it. It takes "
-        f"{max_seconds:.0f} s at most. It edits no file; the script itself writes its "
+        f"{format_seconds(max_seconds)} at most. It edits no file; the script itself writes its "
         "files as always. Ctrl-C ends everything."
     )
 
@@ -193,7 +191,7 @@ def list_answer_parts(report: Report, answer: Answer) -> Iterator[Text | Table]:
     yield from map(Text, _write_remarks(report, answer))
     for curve in answer.curves:
         yield Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold")
-        yield _draw_curve(report, curve)
+        yield _draw_curve(curve)
 
 
 def _describe_change(change: Change) -> str:
@@ -223,11 +221,13 @@ def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
     row("time in compute", lambda o: f"{o.prediction.compute:.1%}")
     row("  lost to prep", lambda o: f"{o.prediction.prep_stall:.1%}")
     row("  lost to fetch", lambda o: f"{o.prediction.fetch_stall:.1%}")
-    row("F  fetch gives", lambda o: _format_rate(o.prediction.fetch))
+    if any(o.prediction.fetch < math.inf for o in outcomes):
+        row("F  fetch gives", lambda o: _format_rate(o.prediction.fetch))
     row("P  preparation gives", lambda o: _format_rate(o.prediction.prep))
     row("G  training takes", lambda o: _format_rate(o.prediction.ingestion))
     row("H  the host's processors allow", lambda o: _format_rate(o.prediction.processors))
-    row("x* cache that is enough", _format_cache_needed)
+    if any(o.cache_needed is not None for o in outcomes):
+        row("x* cache that is enough", _format_cache_needed)
     row("cores, for P to be no limit", lambda o: str(o.cores_needed or "beyond reach"))
     return table
 
@@ -244,7 +244,8 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
     lines: list[str] = []
     change = answer.change
     if change.cache_bytes is not None:
-        holds = cached_fraction(to_measured(report), change)
+        (whole,) = (each.whole_bytes for each in answer.curves if each.quantity == "cache")
+        holds = min(1.0, change.cache_bytes / whole)
         lines.append(f"{format_bytes(change.cache_bytes)} hold {holds:.1%} of the dataset.")
     if change.echo > 1:
         lines.append(
@@ -255,19 +256,16 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
     if report.rates.P is None:
         lines.append("P includes fetching over the network; its shortfall counts as fetching.")
-    for name in ("S", "C"):
-        if name in report.reasons:
-            lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
 
 
-def _draw_curve(report: Report, curve: Curve) -> Table:
+def _draw_curve(curve: Curve) -> Table:
     columns = _NUMBER(), "", _NUMBER(), "", ""
     table = Table(*columns, box=None, pad_edge=False, show_header=False)
     most = max(point.rate for point in curve.points)
     for point in curve.points:
         table.add_row(
-            _format_value(report, curve.quantity, point.at),
+            _format_value(curve, point.at),
             "█" * max(1, round(_CURVE_BAR * point.rate / most)),
             _format_rate(point.rate),
             point.bound,
@@ -277,10 +275,10 @@ def _draw_curve(report: Report, curve: Curve) -> Table:
     return table
 
 
-def _format_value(report: Report, quantity: str, value: float) -> str:
-    if quantity == "cache":
-        return f"{value:.0%} = {format_bytes(value * (dataset_bytes(to_measured(report)) or 0.0))}"
-    if quantity == "accelerator":
+def _format_value(curve: Curve, value: float) -> str:
+    if curve.quantity == "cache":
+        return f"{value:.0%} = {format_bytes(value * curve.whole_bytes)}"
+    if curve.quantity == "accelerator":
         return f"{value:g}x"
     return format_rounded(value)
 

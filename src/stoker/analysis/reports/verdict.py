@@ -66,19 +66,22 @@ def write_verdict(report: Report) -> str:
             f"{who} {'is' if sure else 'seems to be'} kept busy: {split.compute:.0%} of the time "
             f"is compute. {gain} to gain in the data path"
         )
-    text = ""
+    lost, ends = 1.0 - split.compute, ""
+    if report.split_intervals is not None:
+        compute = report.split_intervals.compute
+        ends = f" ({100 - 100 * compute.high:.0f} to {1 - compute.low:.0%})"
+    text = (
+        f"The job {'is' if sure else 'seems to be'} limited by {_LIMITS[report.bound]}: it loses "
+        f"{lost:.0%}{ends} of its time"
+    )
+    if split.prep_stall > 0.01 and split.fetch_stall > 0.01:
+        text += (
+            f", {split.prep_stall:.0%} to preparing data (decoding, augmenting, collating) and "
+            f"{split.fetch_stall:.0%} to fetching it from storage"
+        )
     if len(report.ranks) > 1:
         short = max(report.ranks, key=lambda rank: rank.wait_fraction)
-        text = f"Rank {short.rank} is short of data, and the others wait for it. "
-    parts = []
-    if split.prep_stall > 0.01:
-        parts.append(f"{split.prep_stall:.0%} to preparing data (decoding, augmenting, collating)")
-    if split.fetch_stall > 0.01:
-        parts.append(f"{split.fetch_stall:.0%} to fetching it from storage")
-    text += (
-        f"The job {'is' if sure else 'seems to be'} limited by {_LIMITS[report.bound]}. Training "
-        f"computes {split.compute:.0%} of the time and loses {' and '.join(parts)}"
-    )
+        text += f". Rank {short.rank} is short of data, and the others wait for it"
     if report.bound == "processors":
         text += ". Preparing takes processors that training needs, too"
     return text

@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from msgspec.structs import replace as replace_fields
 
 from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
+from stoker.analysis.model.report import read_report
+from stoker.analysis.model.trace import AnalysisError, Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import TURNS, DrainFailed, Stopped, run_phases
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
@@ -36,21 +39,31 @@ _FILLS_S = 1.0
 _KEPT_BYTES = 64 << 20
 # Batches of a share of a turn that count: there are several turns. Chosen, not measured.
 _FEWEST_OF_SHARE = 4
+# Of the analysis of a pipeline, as with ``stoker.analyze``.
+_PIPELINE_S = 60.0
 
 Say = Callable[[str], None]
 
 
 def trace_script(
-    command: Sequence[str], *, max_seconds: float, loader: str | None, say: Say
+    command: Sequence[str],
+    *,
+    max_seconds: float,
+    loader: str | None,
+    say: Say,
+    refuse: Callable[[dict[str, Any]], str] | None = None,
 ) -> Trace:
-    """Run a script through the phases. Raises OSError, KeyboardInterrupt.
+    """Run a script through the phases. Raises OSError, KeyboardInterrupt, AnalysisError.
 
     Starts it once if it runs long enough, else up to three times, and not again after a crash. All
     its processes have ended when this returns or raises.
+
+    ``refuse``: called with what the examples showed, before much is measured. Where it returns a
+    reason, that is the AnalysisError.
     """
     began = time.monotonic()
     trace = Trace(list(command))
-    job = ScriptJob(trace, began + max_seconds, max_seconds, loader, say)
+    job = ScriptJob(trace, began + max_seconds, max_seconds, loader, say, refuse)
     with make_folder() as folder:
         while trace.starts < _MOST_STARTS and not {"as-it-is", "G", "drains"} <= job.done:
             before = job.done.copy()
@@ -89,7 +102,13 @@ class ScriptJob:
     """A script, over one or several starts of it; a ``DrivenJob``."""
 
     def __init__(
-        self, trace: Trace, deadline: float, max_seconds: float, loader: str | None, say: Say
+        self,
+        trace: Trace,
+        deadline: float,
+        max_seconds: float,
+        loader: str | None,
+        say: Say,
+        refuse: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
         """``loader``: the line that builds the loader to analyze; else it is the most used one."""
         self.trace = trace
@@ -103,7 +122,7 @@ class ScriptJob:
         self.unit_s = min(4.0, max_seconds / 75)
         self.patience_s = max_seconds / 3
         self.worker_counts = 5
-        self._wanted = loader
+        self._wanted, self._refuse = loader, refuse
         self._site: str | None = None
         self._trains: list[str] = []  # sites of all loaders that train
         self._life: int | None = None  # batches after which the script ends by itself
@@ -144,7 +163,7 @@ class ScriptJob:
                 self.say("the time is up: ending the script")
                 session.finish()
             if session.has_ended_by_itself:
-                self._life = session.count_batches()
+                self._life = self.trace.batches = session.count_batches()
         finally:
             with defer_interrupts():
                 for rank in session.ranks:
@@ -175,6 +194,33 @@ class ScriptJob:
             self._choose_loader()
             if self._site is not None:
                 self.done.add("as-it-is")
+        if any(rank.loader(rank.slot)["is_pipeline"] for rank in self.trace.ranks):
+            self._analyze_pipeline()
+
+    def _analyze_pipeline(self) -> NoReturn:
+        """Have the script analyze its own pipeline. Raises Stopped, AnalysisError."""
+        session, trace = self._session, self.trace
+        path = session.folder / "report.json"
+        left_s = self._deadline - time.monotonic()
+        problem = "it is a pipeline of stoker's, and its code is yours to edit (stoker analyze)"
+        if self._refuse is None:
+            problem = "only a single process with a pipeline can be analyzed"
+        if self._refuse is None and len(trace.ranks) == 1:
+            self.say("analyzing the pipeline, stage by stage")
+            session.switch("take_at")
+            command = {"do": "analyze", "seconds": min(_PIPELINE_S, left_s / 2), "path": str(path)}
+            problem = session.send(command)[0].get("error", "")
+        session.finish()
+        if problem:
+            raise AnalysisError(f"{self._site}: {problem}")
+        found = read_report(path)
+        loader = replace_fields(found.loader, name=self._site)
+        seconds = trace.seconds + found.seconds
+        trace.report = replace_fields(
+            found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds
+        )
+        self.done |= {"G", "drains"}
+        raise Stopped
 
     def _wait_patiently(self, is_enough: Callable[[bool], bool], phase: str) -> None:
         """Wait until ``is_enough``, which asks for less once it is called with False.
@@ -279,9 +325,17 @@ class ScriptJob:
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
+        if self._refuse is not None:
+            self.look_at_example()
+            why = self._refuse(self._recorded[0].described)
+            if why:
+                session.finish()
+                raise AnalysisError(f"{self._site}: {why}")
 
     def look_at_example(self) -> None:
-        """Have the script look at one of its examples. Raises Stopped."""
+        """Have the script look at some of its examples. Raises Stopped."""
+        if "varies" in self._recorded[0].described:
+            return
         for rank, answer in zip(self._recorded, self._session.send({"do": "look"}), strict=True):
             rank.described |= answer
 
@@ -291,6 +345,7 @@ class ScriptJob:
         if any(
             rank.described.get("varies", True)
             or rank.described["moves"]
+            or rank.described["example_bytes"] is None
             or rank.loader(rank.slot)["changes"]
             for rank in self._recorded
         ):

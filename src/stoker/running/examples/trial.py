@@ -24,13 +24,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.probe.example import (
-    RandomExamples,
-    read_again,
-    read_first,
-    read_generators,
-)
-from stoker.analysis.probe.state import digest_state, find_changes, read_state
+from stoker.analysis.probe.example import look_at_draws, read_generators
+from stoker.analysis.probe.state import digest_state, read_state
 from stoker.basics import pytree
 from stoker.running.examples.kept_examples import find_record, identify_examples
 from stoker.transport.codec.decoder import decode
@@ -40,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 # Examples that are read, two to a batch: random ones draw from a generator in each, as a rule.
 _EXAMPLES = 16
 # Training waits for the trial. Slow examples are read in a smaller number. Chosen, not measured.
-_ENOUGH_S, _LONGEST_S = 5.0, 30.0
+_ENOUGH_S, _LONGEST_S = 2.5, 30.0
 # Finding an example in a store, without its decoding: more than was measured (7 us,
 # bench/results/dataset.json), so that a cache which could make the loader slower is left out.
 _LOOKUP_S = 5e-5
@@ -48,13 +43,15 @@ is_same = functools.partial(pytree.equal, layout=True)
 
 
 class ExampleTrial(msgspec.Struct, frozen=True):
-    """What reading some examples, each of them twice, showed."""
+    """What reading some examples, each of them several times, showed."""
 
     random: bool = False
     """True if batches draw from a generator of Python, NumPy or torch, or differ when read
     again."""
     moves: list[str] = []
-    """What reading changes of the dataset and its collation, by name; left out where random."""
+    """What reading changes of the dataset and its collation beyond its draws, by name."""
+    opens: bool = False
+    """True if reading leaves a file open, which forks of the process would share."""
     problem: str = ""
     """Why examples cannot be read in another process; empty if they can."""
     not_kept: str = ""
@@ -68,7 +65,7 @@ class ExampleTrial(msgspec.Struct, frozen=True):
 def try_examples(
     loader: Any, create_fetcher: Any, *, sends: bool, keeps: bool = False
 ) -> ExampleTrial:
-    """Read some of a loader's examples twice in a forked process.
+    """Read some of a loader's examples several times in a forked process.
 
     With ``sends``, also try whether batches can be sent to another process, as workers must; with
     ``keeps``, whether examples alone can be kept in a cache.
@@ -137,14 +134,9 @@ def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict
     if keeps:
         try:
             found = _try_keeping(loader)
-        except RandomExamples:
-            found = {"not_kept": "its examples are random"}
         except Exception as error:
             found = {"not_kept": f"{type(error).__name__}: {error}"}
-    try:
-        return found | _try_batches(loader, create_fetcher, sends)
-    except RandomExamples:
-        return found | {"random": True}
+    return found | _try_batches(loader, create_fetcher, sends)
 
 
 def _list_indices(loader: Any) -> list[int]:
@@ -153,20 +145,14 @@ def _list_indices(loader: Any) -> list[int]:
 
 
 def _try_keeping(loader: Any) -> dict[str, Any]:
-    """Read examples without their collation, which stays as it is. Raises RandomExamples."""
-    read = _make_reader(loader)
-    first, records = [], []
+    """Read examples without their collation, which stays as it is."""
+    read, dataset = _make_reader(loader), loader.dataset
+    indices, records = list[int](), list[int]()
     read_s = kept_s = 0.0
-
-    def timed(index: int) -> Any:
-        nonlocal read_s
+    for index in _list_indices(loader):
         start = time.perf_counter()
-        try:
-            return read(index)
-        finally:
-            read_s += time.perf_counter() - start
-
-    for index, value in read_first(timed, _list_indices(loader), _ENOUGH_S):
+        value = read(index)
+        read_s += time.perf_counter() - start
         record = find_record(value)
         if record is None:
             return {"not_kept": f"its examples ({type(value).__name__}) cannot be kept as they are"}
@@ -177,17 +163,18 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
         if not is_same(again, value) and not _collates_alike(loader, value, again):
             return {"not_kept": "tensors of its examples have strides that a cache would change"}
         records.append(len(record))
-        first.append((index, value))
-    if not first:
+        indices.append(index)
+        if read_s > _ENOUGH_S:
+            break
+    if not indices:
         return {"not_kept": "it has no examples"}
-    own = _OwnState(loader)
-    read_again(read, first, is_same, _ENOUGH_S)
-    read(first[-1][0])
-    own.check_draws()
-    if read_s < kept_s + _LOOKUP_S * len(first):
-        return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
+    draws = look_at_draws(read, indices, lambda: read_state(dataset), [dataset], is_same, _ENOUGH_S)
+    if draws.random:
+        return {"not_kept": "its examples are random"}
+    if read_s < kept_s + _LOOKUP_S * len(indices):
+        return {"not_kept": "its examples are read as fast as they would be found in a cache"}
     mean = sum(records) / len(records)
-    return {"example_bytes": mean, "identity": identify_examples(loader.dataset)}
+    return {"example_bytes": mean, "identity": identify_examples(dataset)}
 
 
 def _collates_alike(loader: Any, a: Any, b: Any) -> bool:
@@ -214,53 +201,27 @@ def _make_reader(loader: Any) -> Callable[[int], Any]:
 
 
 def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any]:
-    indices = _list_indices(loader)
-    many = loader._auto_collation
-    groups = [indices[at : at + 2] for at in range(0, len(indices), 2)] if many else indices
-    fetcher = create_fetcher(
-        loader._dataset_kind, loader.dataset, many, loader.collate_fn, loader.drop_last
-    )
-    first = [*read_first(fetcher.fetch, groups, _ENOUGH_S)]
-    if not first:
+    indices, files = _list_indices(loader), _count_files()
+    if not indices:
         return {}
+    many, dataset, collate = loader._auto_collation, loader.dataset, loader.collate_fn
+    fetcher = create_fetcher(loader._dataset_kind, dataset, many, collate, loader.drop_last)
+    keys: list[Any] = [*indices]
+    if many:  # the last one alone: an odd number shows what is switched to and fro
+        keys = [indices[at : at + 2] for at in range(0, len(indices), 2)] + [indices[-1:]]
+    draws = look_at_draws(
+        fetcher.fetch,
+        keys,
+        lambda: read_state(dataset) | {"collate_fn": digest_state(collate)},
+        [dataset, collate],
+        is_same,
+        _ENOUGH_S,
+    )
+    opens = _count_files() > files
     if sends:
-        ForkingPickler.dumps(first[0][1])
-    # From here on examples are read again: a file that is opened, or an example that is remembered,
-    # at the first time, shows no more. Each state is one behind the last group: its index may stay.
-    last: Any = first[-1][0]
-    own = _OwnState(loader)
-    _make_reader(loader)(last[-1] if many else last)
-    own.look()
-    read_again(fetcher.fetch, first, is_same, _ENOUGH_S)
-    fetcher.fetch(last)
-    own.check_draws()
-    return {"moves": sorted(own.moved)}
+        ForkingPickler.dumps(draws.first[0][1])
+    return {"random": draws.random, "moves": draws.moves, "opens": opens}
 
 
-class _OwnState:
-    """What a dataset and its collation hold when this is made, generators included or left out.
-
-    Generators of their own are those of MONAI and Albumentations: a rare augmentation may leave all
-    examples of a trial as they are, but it draws. What seeds its generator by the index, and is not
-    random, leaves the same state after the same example.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._state, self._drawn = self._read(draws=False), self._read(draws=True)
-        self.moved: set[str] = set()
-
-    def _read(self, *, draws: bool) -> dict[str, str]:
-        loader = self._loader
-        own = read_state(loader.dataset, draws=draws)
-        return own | {"collate_fn": digest_state(loader.collate_fn, draws=draws)}
-
-    def look(self) -> None:
-        """Add what reading has changed since to ``moved``; generators are left out."""
-        self.moved.update(find_changes(self._state, self._read(draws=False)))
-
-    def check_draws(self) -> None:
-        """Raise RandomExamples if generators are not as they were; behind the same example."""
-        self.look()
-        if {*find_changes(self._drawn, self._read(draws=True))} - self.moved:
-            raise RandomExamples
+def _count_files() -> int:
+    return len(os.listdir("/proc/self/fd"))

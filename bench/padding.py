@@ -44,6 +44,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import HERE, Report, parser, report
@@ -94,7 +95,7 @@ def unequal(sizes: NDArray[np.int64], length: int, *, balanced: bool) -> float:
     documents = [np.ones(size, np.int32) for size in sizes]
     ranks = []
     for rank in range(RANKS):
-        train = stoker.from_dataset(documents, seed=0).shuffle()
+        train: Any = stoker.from_dataset(documents, seed=0).shuffle()
         train = train.shard(rank=rank, world_size=RANKS).pack(length, fit="best", sizes=sizes)
         train = (train.balance() if balanced else train).batch(EACH, drop_last=True)
         ranks.append([_work(segments) for _, segments, _ in train])

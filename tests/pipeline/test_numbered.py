@@ -130,7 +130,8 @@ def test_whatever_a_source_may_answer_is_passed_on() -> None:
 
     # What is the same for any indexed source, or changes with the numbers in it.
     same = {"lower", "set_epoch", "lag_outputs", "state_between", "takes_state", "class_names",
-            "warn_unsharded", "yields_batches", "is_indexed", "is_counted"}  # fmt: skip
+            "warn_unsharded", "yields_batches", "is_indexed", "is_counted",
+            "lengths"}  # fmt: skip
     names = {
         name
         for kind in (IndexedSource, Source, SourceBase)

@@ -583,7 +583,7 @@ REFUSED: dict[str, tuple[Made, str]] = {
             .batch(4)
             .steps(3)
         ),
-        r"what \.pack\(8\) joins of the uses of an echo is the rank's own",
+        r"what \.pack\(8\) joins before or behind the pool of \.echo\(2\) is the rank's own",
     ),
     "batch echo": (
         lambda p, rank, world: (

@@ -297,7 +297,7 @@ def test_where_it_may_stand() -> None:
         with pytest.raises(ValueError, match=r"cannot follow pack\(4\)"):
             behind(begin.pack(4))
     with pytest.raises(TypeError, match="whole number"):
-        begin.pack("4")  # type: ignore[arg-type]
+        begin.pack("4")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="from 1"):
         begin.pack(0)
     with pytest.raises(TypeError, match="packed"):

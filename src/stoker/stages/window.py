@@ -76,7 +76,8 @@ class Windows(StreamStage):
 
         Raises TypeError for what is no range of numbers, ValueError if windows go backwards.
         """
-        found, before = self.stage.inputs(output), range(-1, 0)
+        found: range = self.stage.inputs(output)
+        before = range(-1, 0)
         if output:
             before = self.stage.inputs(output - 1)
         for each in (found, before):

@@ -3,7 +3,7 @@
 A batch of fresh examples takes R steps' time to be produced, an eighth of it at a time, one after
 another; a training step takes 1. How many fresh examples each step takes, and waits for, is decided
 on integers by stoker's own schedule of an echo that follows the stall: `AdaptivePool` and
-`OnDemandPolicy`. So no arm can be faster than its fresh examples arrive, and a run on another
+`GreedyPolicy`. So no arm can be faster than its fresh examples arrive, and a run on another
 machine takes the same time.
 
 Storage goes on into the next epoch without a pause. Examples that `drop_last` leaves out of an
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker
-from stoker.echoing.adaptive import OnDemandPolicy
+from stoker.echoing.adaptive import GreedyPolicy
 from stoker.echoing.stage import DEFAULT_MIN_DISTANCE
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot, carry_over
 
@@ -165,7 +165,7 @@ class ExactClock:
             yield Step(self._group * self._each, np.arange(first, first + self._group), uses)
 
     def _echoed(self, pool: AdaptivePool) -> Iterator[Step]:
-        policy, codes, ids, last = OnDemandPolicy(), bytearray(), self._carried_ids(pool), 0
+        policy, codes, ids, last = GreedyPolicy(), bytearray(), self._carried_ids(pool), 0
         upstream: Any = self.supply
         while not pool.ended:
             if ids:

@@ -14,12 +14,12 @@ from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_api import EpochApi
-from stoker.chain.fate import Fate
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
+from stoker.chain.unused_check import UnusedCheck
 from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
@@ -61,14 +61,14 @@ class Pipeline(EpochApi[T]):
     """
 
     def __init__(self, chain: Chain) -> None:
-        self._fate = Fate()
+        self._unused_check = UnusedCheck()
         self._position = StepEpochs(chain) if chain.flows else Cursor(chain)
 
     def _then(self, stage: ChainStage) -> Pipeline[Any]:
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        return self._fate.note_derived(Pipeline[Any](chain), call)
+        return self._unused_check.note_derived(Pipeline[Any](chain), call)
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.

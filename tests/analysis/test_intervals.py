@@ -15,7 +15,7 @@ from stoker.analysis.model.report import Report
 from stoker.analysis.model.trace import Step, Turn
 from stoker.analysis.probe.records import BATCH, REPLAYED, TRAINS, Row
 from stoker.analysis.reports.diagnosis import make_report
-from stoker.analysis.scripts.script_job import TurnShare, split_into_turns
+from stoker.analysis.scripts.script_job import InterleavedPhase, split_into_turns
 
 SHARES = ("compute", "prep_stall", "fetch_stall")
 STARVED = Parts(
@@ -116,7 +116,7 @@ def test_a_turn_is_its_own_steps_and_its_prepared_ones() -> None:
         Row(0, 0, n, 1000 * n, 1000 * n + 100 * (n % 9), BATCH | TRAINS | REPLAYED, 0)
         for n in range(19)
     ]
-    shares = [TurnShare("own", 0, 2, 3, 1e-6), TurnShare("replayed", 0, 2, 2, 1e-6)]
+    shares = [InterleavedPhase("own", 0, 2, 3, 1e-6), InterleavedPhase("replayed", 0, 2, 2, 1e-6)]
     turns = [Turn(*turn) for turn in split_into_turns(list(itertools.pairwise(rows)), shares)]
     assert [(len(turn.own), len(turn.other)) for turn in turns] == [(3, 2), (3, 2)]
     assert turns[0].own[0].lasted_s == pytest.approx(1e-6)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.echoing.adaptive import OnDemandPolicy
+from stoker.echoing.adaptive import GreedyPolicy
 from stoker.schedule.pools import adaptive
 from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, pack, unpack
 from stoker.schedule.pools.fixed import Draw
@@ -627,7 +627,7 @@ def simulated(
         pauses: seconds that the consumer is away before some steps.
         first: seconds that upstream takes to start up.
     """
-    pool, demand = AdaptivePool(max_factor, min_distance, 16 * group, group), OnDemandPolicy()
+    pool, demand = AdaptivePool(max_factor, min_distance, 16 * group, group), GreedyPolicy()
     rng = np.random.default_rng(seed)
     chunk = group if whole_batches else max(1, group // 8)
     step = 0

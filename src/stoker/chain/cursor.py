@@ -13,8 +13,8 @@ from typing import Any
 from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.future import start_thread
 from stoker.chain.agreement import agree, agree_epoch
-from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
+from stoker.chain.epoch_position import EpochPosition
 from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator, leave_out
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.echoing.rank_sync import ranks
@@ -52,7 +52,7 @@ _POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_t
 """The attributes of a cursor that ``iter()`` changes."""
 
 
-class Cursor(Bookmark):
+class Cursor(EpochPosition):
     """Begins and ends the runs over a pipeline. Shared with its iterators, which may outlive it.
 
     Args:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.fate import Fate
 from stoker.chain.iterator import DeferredIterator, PipelineIterator, T
+from stoker.chain.unused_check import UnusedCheck
 from stoker.errors import StateError, StokerError, raised_here
 from stoker.frameworks.queries import (
     calling_loop,
@@ -25,11 +25,11 @@ class EpochApi(Generic[T]):
     """The methods and attributes of a pipeline about its epochs, position and states."""
 
     _position: Cursor
-    _fate: Fate
+    _unused_check: UnusedCheck
 
     @property
     def _cursor(self) -> Cursor:
-        self._fate.is_used = True
+        self._unused_check.is_used = True
         return self._position
 
     @property
@@ -39,7 +39,7 @@ class EpochApi(Generic[T]):
 
     def __iter__(self) -> PipelineIterator[T]:
         """Start the next epoch, or continue a loaded one."""
-        self._fate.warn_of_dropped()
+        self._unused_check.warn_of_dropped()
         cursor = self._cursor
         if calling_loop().begins_later:
             return DeferredIterator(cursor.begin, cursor.count)

@@ -1,6 +1,6 @@
 """The stream of an adaptive echo, decided step by step.
 
-Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
+Three policies say how many fresh items go into a step: ``GreedyPolicy`` (what is ready now),
 ``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
 ``Stream.poll`` reports, without waiting. Only if too few items in the pool have rested long enough,
 it waits for just the missing ones; a worker that plans gets ``WouldBlock`` then. Before a pool runs
@@ -60,7 +60,7 @@ class Policy(Protocol):
         ...
 
 
-class OnDemandPolicy:
+class GreedyPolicy:
     """Uses fresh items as soon as they are ready; waits for them only if too few may be reused."""
 
     def code(self, pool: AdaptivePool, upstream: PolledStream) -> int | None:

@@ -17,7 +17,7 @@ from stoker.basics import pytree, resources
 from stoker.basics.resources import format_bytes
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.echoing.adaptive import AdaptiveEcho, OnDemandPolicy, Policy, Replay
+from stoker.echoing.adaptive import AdaptiveEcho, GreedyPolicy, Policy, Replay
 from stoker.echoing.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy, Ranks
 from stoker.echoing.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.checkpoint import Bounds, PoolSize
@@ -162,7 +162,7 @@ class Echo(StreamStage):
         if setup.record is not None:
             return Replay(setup.record.of(setup.epoch), context.planning)
         if setup.ranks is None:
-            return OnDemandPolicy()
+            return GreedyPolicy()
         return self._agree_policy(upstream, context, setup.ranks)
 
     def _agree_policy(

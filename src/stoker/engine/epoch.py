@@ -20,16 +20,16 @@ from stoker.engine.checkpoint import row
 from stoker.engine.flow import Own
 from stoker.engine.items import (
     EpochCounters,
-    HeadStream,
     Item,
     Planning,
     PulledStream,
     RepeatingStream,
+    SequentialStream,
     Stream,
 )
 from stoker.engine.padding_mask import PaddingMask
 from stoker.engine.prefetch import Prefetcher
-from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
+from stoker.engine.segments.granularity import FOLLOWED_BATCHES, Granularity
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import EpochSetup, StreamContext
@@ -79,7 +79,7 @@ class EpochStreams:
         self.echo: RepeatingStream | None = None
         self.segments: list[SegmentStream] = []
         self.own: list[Stream] = []
-        self.head: HeadStream | None = None
+        self.head: SequentialStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
         self._lookups: Lookups | None = None
@@ -195,7 +195,7 @@ class EpochStreams:
         flow = self._flow
         if flow.iterated is None:
             return
-        head: HeadStream = flow.iterated.head(self._setup, self.tally)
+        head: SequentialStream = flow.iterated.head(self._setup, self.tally)
         self.last = self.head = head
         if flow.is_adaptive:
             size = FOLLOWED_BATCHES * (1 if flow.iterated.yields_batches else flow.orders.group)
@@ -237,8 +237,8 @@ class EpochStreams:
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
             most_ahead = self._setup.workers.ahead
-            amounts = Amounts(runner, upstream, orders.group, read_ahead, most_ahead)
-            return SegmentStream(runner, upstream, order, self._examples, amounts, planning)
+            granularity = Granularity(runner, upstream, orders.group, read_ahead, most_ahead)
+            return SegmentStream(runner, upstream, order, self._examples, granularity, planning)
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs come after all others

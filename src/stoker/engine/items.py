@@ -370,7 +370,7 @@ class DrivenStream(PulledStream):
         return self._next_item
 
 
-class HeadStream(DrivenStream):
+class SequentialStream(DrivenStream):
     """The stream at the head of a flow: a source that is read one item after another.
 
     The source is read when an item is taken, so at most one item is ready: one that was peeked at.

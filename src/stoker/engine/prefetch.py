@@ -16,7 +16,7 @@ from itertools import islice
 from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.signals import defer_interrupts
-from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
+from stoker.engine.items import Item, Planning, PulledStream, SequentialStream, WouldBlock
 from stoker.engine.workers.threads import WorkerPool
 
 # The longest time that closing waits for a loader's next() to return: about as long as a user waits
@@ -39,7 +39,7 @@ class Prefetcher(PulledStream):
     """
 
     def __init__(
-        self, inner: HeadStream, size: int, planning: Planning, worker_pool: WorkerPool
+        self, inner: SequentialStream, size: int, planning: Planning, worker_pool: WorkerPool
     ) -> None:
         self._inner = inner
         self.size = size

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import PoolSize, Position
 from stoker.engine.flow import Flow, Own
-from stoker.engine.items import EpochCounters, HeadStream, Item, Planning
+from stoker.engine.items import EpochCounters, Item, Planning, SequentialStream
 from stoker.engine.padding_mask import PaddingMask
 from stoker.engine.survivors import SkipLog
 from stoker.engine.work.address import WorkAddress
@@ -93,7 +93,7 @@ class HeadSource(SourceBase):
     """A source that is iterated: of examples, or of ready batches."""
 
     @abstractmethod
-    def head(self, setup: EpochSetup, tally: EpochCounters) -> HeadStream:
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> SequentialStream:
         """Begin a pass of an epoch; ``tally`` counts time.
 
         Raises StateError if it cannot begin where it should.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
-from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, done_item
+from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, done_item
 from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.errors import StageError, StateError
@@ -190,7 +190,7 @@ class IterableSource(HeadSource):
             self._given.set_epoch(epoch)
 
 
-class IterableHead(HeadStream):
+class IterableHead(SequentialStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
     Args:

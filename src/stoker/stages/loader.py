@@ -10,7 +10,7 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
-from stoker.engine.items import HEAD, EpochCounters, HeadStream, Item, WouldBlock, done_item
+from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, WouldBlock, done_item
 from stoker.engine.setup import EpochSetup, HeadSource
 from stoker.errors import StateError
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt, is_iterable_dataset
@@ -156,7 +156,7 @@ class _Resetting(Iterator[Any]):
             raise
 
 
-class LoaderHead(HeadStream):
+class LoaderHead(SequentialStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
     If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or

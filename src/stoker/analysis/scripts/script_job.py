@@ -75,7 +75,7 @@ def trace_script(
 
 
 @dataclass(frozen=True)
-class TurnShare:
+class InterleavedPhase:
     """A part of a turn: training on one kind of batches."""
 
     kind: str
@@ -91,7 +91,7 @@ class TurnShare:
     def batches(self) -> int:
         return self.settle + self.measured
 
-    def shorten(self, batches: int) -> TurnShare:
+    def shorten(self, batches: int) -> InterleavedPhase:
         """Return the share with no more batches, but some to measure: whole rounds of workers."""
         period = max(1, self.workers)
         measured = max(_FEWEST_OF_SHARE, min(self.measured, batches - self.settle))
@@ -485,28 +485,28 @@ class ScriptJob:
             return
         replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
         measured = max(_FEWEST, min(_MOST_STEPS, int(self.unit_s / 4 / replayed_s)))
-        shares = [self._plan_own(), TurnShare("replayed", 0, _SETTLE, measured, replayed_s)]
+        shares = [self._plan_own(), InterleavedPhase("replayed", 0, _SETTLE, measured, replayed_s)]
         for recorded, turns in self._take_turns("as it is and G once more", shares, again):
             recorded.turns = [Turn(*turn) for turn in turns]
         if not self._recorded[0].turns:
             self.trace.note("the split's intervals are those within a phase")
 
-    def _plan_own(self) -> TurnShare:
+    def _plan_own(self) -> InterleavedPhase:
         """Return the share of the job's own data in a turn."""
         own_s = max(_find_step_s(rank.rows, rank.slot) for rank in self._recorded)
         workers = max(rank.workers for rank in self._recorded)
         ahead = max(rates.count_ahead(rank) for rank in self._recorded)
         return self._plan_share("own", workers, 1 + ahead, own_s)
 
-    def _plan_kept(self, workers: int) -> TurnShare:
+    def _plan_kept(self, workers: int) -> InterleavedPhase:
         """Return the share of a cache that is read by so many workers."""
         prefetch = self._recorded[0].described["prefetch"] or 2
         each_s = self._find_drained_step_s("kept")
         return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
 
-    def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> TurnShare:
+    def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> InterleavedPhase:
         measured = min(_MOST_STEPS, int(self.unit_s / 2 / each_s))
-        return TurnShare(kind, workers, settle, measured, each_s).shorten(settle + measured)
+        return InterleavedPhase(kind, workers, settle, measured, each_s).shorten(settle + measured)
 
     def _find_drained_step_s(self, name: str) -> float:
         """Return the seconds of a step on drained batches, as far as its parts tell."""
@@ -520,7 +520,7 @@ class ScriptJob:
         return each_s
 
     def _take_turns(
-        self, called: str, shares: list[TurnShare], again: bool
+        self, called: str, shares: list[InterleavedPhase], again: bool
     ) -> Iterator[tuple[RankTrace, list[list[list[Step]]]]]:
         """Have the script train on each share by turns; yield the steps of each rank's turns.
 
@@ -612,7 +612,7 @@ def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:
 
 
 def split_into_turns(
-    pairs: Sequence[tuple[Row, Row]], shares: Sequence[TurnShare]
+    pairs: Sequence[tuple[Row, Row]], shares: Sequence[InterleavedPhase]
 ) -> list[list[list[Step]]]:
     """Return the steps of each turn and share, without the first ones of both."""
     places = [

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
-from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
+from stoker.chain.epoch_position import EpochPosition
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.flow import Flow
 from stoker.engine.work.failure import REJECTED, Failure
@@ -118,12 +118,12 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
     )
 
 
-def next_output(bookmark: Bookmark) -> Any:
+def next_output(position: EpochPosition) -> Any:
     """Return the next output without changing the position.
 
     Raises ValueError if it cannot be made twice, or there is none; also errors of ``state_dict``.
     """
-    chain = bookmark.chain
+    chain = position.chain
     if not chain.source.is_indexed:
         raise ValueError(
             f".peek() reads an output twice, and {chain.source.name} can be read once: take one "
@@ -136,7 +136,7 @@ def next_output(bookmark: Bookmark) -> Any:
         )
     alone = replace(chain.apart(), workers=Workers(0))
     twin = StepEpochs(alone) if chain.flows else Cursor(alone)
-    twin.load(bookmark.save())
+    twin.load(position.save())
     iterator = twin.begin()
     try:
         return next(iterator)

@@ -24,7 +24,7 @@ from stoker.engine.workers.threads import WorkerPool
 
 
 @dataclass(frozen=True)
-class Delivery:
+class RowWriter:
     """Puts the values of rows where they belong.
 
     Attributes:
@@ -74,7 +74,7 @@ class RemoteRows:
     """Rows of a task that a remote worker computes.
 
     Attributes:
-        delivery: puts values where they belong.
+        writer: puts values where they belong.
         own_work: returns the calling thread's version of the work, which does the rows if no remote
             worker is left.
         recycler: the owner of the batches' memory.
@@ -83,7 +83,7 @@ class RemoteRows:
         ns: the counters of the segment.
     """
 
-    delivery: Delivery
+    writer: RowWriter
     own_work: Callable[[], Work]
     recycler: Recycler
     task: Task
@@ -96,7 +96,7 @@ class RemoteRows:
         failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
         for i, failure in failed.items():  # failures are not sent
             if self._is_batched:
-                return self.delivery.fail(task, start + i, failure)
+                return self.writer.fail(task, start + i, failure)
             assert values is not None
             values[i] = REJECTED
         places, whole = task.places[start:stop], stop - start == task.rows
@@ -108,7 +108,7 @@ class RemoteRows:
 
     @property
     def _is_batched(self) -> bool:
-        return self.delivery.work.segment.batch is not None
+        return self.writer.work.segment.batch is not None
 
     def _exchange(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Have the remote worker do rows from ``start`` on, but for one that is given up.
@@ -124,13 +124,13 @@ class RemoteRows:
                     self.ns[i] += each
                 self._take(start, request, answer, failed)
         except GivenUp:
-            watch = self.delivery.worker_pool.watch
+            watch = self.writer.worker_pool.watch
             assert watch is not None  # which alone ends processes
             verdict = watch.verdict()
             if verdict is None:  # the process was ended for what another thread had asked
                 return self._exchange(start, request, failed)
             row, failure = verdict
-            self.delivery.fail(self.task, row, failure)
+            self.writer.fail(self.task, row, failure)
             if self._is_batched:
                 return
             at = row - start
@@ -141,15 +141,15 @@ class RemoteRows:
 
     def _take(self, start: int, request: Request, answer: Any, failed: dict[int, Failure]) -> None:
         """Copy the values of rows from an answer."""
-        task, work, rows = self.task, self.delivery.work, len(request.places)
+        task, work, rows = self.task, self.writer.work, len(request.places)
         if isinstance(answer, Columns):
-            self.delivery.put(task, start, task.builder.put_columns, answer, self.ns)
+            self.writer.put(task, start, task.builder.put_columns, answer, self.ns)
         elif isinstance(answer, Misfits):
-            self.delivery.put(task, start, task.builder.put, pytree.deep_copy(answer), self.ns)
+            self.writer.put(task, start, task.builder.put, pytree.deep_copy(answer), self.ns)
             return
         elif type(answer) is Failure:
             for row in range(start, start + (1 if self._is_batched else rows)):
-                self.delivery.fail(task, row, work.add_index(answer))
+                self.writer.fail(task, row, work.add_index(answer))
             return
         elif self._is_batched:  # a whole batch, its maps done
             self._keep_batch(answer)
@@ -169,19 +169,19 @@ class RemoteRows:
         except Exception as error:
             pass_on(error)
             number, places = self.task.number, self.task.places
-            failure = self.delivery.work.batch_failure(error, number, places)
-            self.delivery.fail(self.task, 0, failure)
+            failure = self.writer.work.batch_failure(error, number, places)
+            self.writer.fail(self.task, 0, failure)
 
     def _keep_value(self, value: Any, place: int) -> Any:
         try:
             return pytree.deep_copy(value)
         except Exception as error:
             pass_on(error)
-            return self.delivery.work.send_failure(error, place)
+            return self.writer.work.send_failure(error, place)
 
     def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
-        with self.delivery.worker_pool.one_at_a_time:  # nobody has declared the code thread-safe
+        with self.writer.worker_pool.one_at_a_time:  # nobody has declared the code thread-safe
             work = self.own_work()
             with work.seeding(with_global=False):
                 self._do_here(work, start, request, failed)
@@ -193,10 +193,10 @@ class RemoteRows:
             assert request.indices is not None
             values = work.read(request.indices, request.places, self.ns)
         else:
-            is_stored = self.delivery.work.fetcher.reader is None
+            is_stored = self.writer.work.fetcher.reader is None
             values = [
                 failed.get(i) or (self.recycler.copy(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
         work.apply(values, request.places, request.uses, self.ns)
-        self.delivery.deliver(self.task, start, values, self.ns)
+        self.writer.deliver(self.task, start, values, self.ns)

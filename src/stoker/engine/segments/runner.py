@@ -26,10 +26,10 @@ from stoker.batching.builder import Builder, batch_of
 from stoker.batching.joining import JoinedBatch, Packed, rows_of
 from stoker.batching.user_collate import collate_examples
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.segments.delivery import Delivery, RemoteRows
+from stoker.engine.segments.delivery import RemoteRows, RowWriter
 from stoker.engine.work.failure import Failure
-from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.work.worker_status import current_worker
 from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool
@@ -138,7 +138,7 @@ class SegmentRunner:
         # Threads call code of users only by their word, and nobody can seed for several at once.
         is_alone = self.is_sent or not self.worker_pool.limit
         self._own_thread = OwnThread() if self.segment.users_code and is_alone else None
-        self._delivery = Delivery(self.work, self.worker_pool)
+        self._row_writer = RowWriter(self.work, self.worker_pool)
 
     def _own_work(self) -> Work:
         """Return the calling thread's version of the work: its generator is placed at each use."""
@@ -292,18 +292,18 @@ class SegmentRunner:
             task.values = self._make(work, make, ns)
         elif remote is not None and self.is_sent and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
-            rows = RemoteRows(self._delivery, self._own_work, self.recycler, task, remote, ns)
+            rows = RemoteRows(self._row_writer, self._own_work, self.recycler, task, remote, ns)
             rows.compute(start, stop, sent)
         else:
             work = self._own_work()
             is_watched = self.worker_pool.watch is not None
             for at in range(start, stop) if is_watched else (start,):
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
-                if is_watched and HERE.spot is not None:
-                    HERE.spot.at_row(at - start, 0)
+                if is_watched and current_worker.status is not None:
+                    current_worker.status.at_row(at - start, 0)
                 make_rows = functools.partial(self._work_rows, work, task, at, end, ns)
                 values = self._make(work, make_rows, ns)
-                self._delivery.deliver(task, at, values, ns)
+                self._row_writer.deliver(task, at, values, ns)
                 if self._own_thread is not None and task.items is not None:
                     task.kept += task.items[at:end]
             if self.segment.batch is None:
@@ -391,7 +391,7 @@ class SegmentRunner:
             if not is_failure:
                 number, one = task.number + start // self.group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
-            self._delivery.fail(task, start, read)
+            self._row_writer.fail(task, start, read)
 
     def account(self, spent: list[int]) -> None:
         """Add counters to the epoch's; called under the worker pool's lock."""
@@ -437,7 +437,7 @@ class SegmentRunner:
             return
         ns = [0] * self._counters
         values = self._work_rows(work, task, 0, task.rows, ns, may_repeat=True)
-        self._delivery.deliver(task, 0, values, ns)
+        self._row_writer.deliver(task, 0, values, ns)
 
     def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
         """Return the failure of a stage on a row, or on the batch if it works on batches."""

@@ -3,7 +3,7 @@
 A segment is the work between two streams of stages. Each output is an ``Item``. Items
 are computed by tasks (``runner``): one batch, or some examples for a pool (at least an eighth of a
 batch), or a few batches that are gathered straight from arrays. The window holds the outputs that
-were submitted and not taken yet (``amounts``).
+were submitted and not taken yet (``granularity``).
 
 The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``. The other methods
 of ``Stream`` are called with the planning lock held. Outputs are appended to a window under that
@@ -29,7 +29,7 @@ from stoker.engine.items import (
     WouldBlock,
     with_value,
 )
-from stoker.engine.segments.amounts import Amounts
+from stoker.engine.segments.granularity import Granularity
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.tasks import Task
@@ -45,7 +45,7 @@ class SegmentStream(PulledStream):
         upstream: the stream of inputs; None for fresh examples, in ``order``.
         order: the epoch's order; None without an indexed source.
         examples: the number of fresh examples in the epoch.
-        amounts: how many outputs are made at once, and how many wait.
+        granularity: how many outputs are made at once, and how many wait.
         planning: the planning lock of this run.
     """
 
@@ -55,14 +55,14 @@ class SegmentStream(PulledStream):
         upstream: Stream | None,
         order: EpochIndices | None,
         examples: int,
-        amounts: Amounts,
+        granularity: Granularity,
         planning: Planning,
     ) -> None:
         self._runner = runner
         self.upstream: Stream | None = upstream
         self._order = order
         self._examples = examples
-        self._amounts = amounts
+        self._granularity = granularity
         self.planning = planning
         self.worker_pool = runner.worker_pool
         self.segment = segment = runner.segment
@@ -102,7 +102,7 @@ class SegmentStream(PulledStream):
         pool = self.worker_pool
         # The first output is handed out before planning ahead, but by one process while others
         # have nothing to do: with two of them that was a tenth of an epoch of 512 photographs.
-        if item is not None and (self._has_pulled or self._amounts.gathers or pool.remote):
+        if item is not None and (self._has_pulled or self._granularity.gathers or pool.remote):
             pool.plan()
         self._has_pulled = True
         return item
@@ -111,7 +111,7 @@ class SegmentStream(PulledStream):
         began, pool = time.perf_counter_ns(), self.worker_pool
         with self.planning.lock:
             self.planning.may_block = may_block
-            if not self._window and self._amounts.passes_here:
+            if not self._window and self._granularity.passes_here:
                 item = self._copy_next()
             else:
                 item = self._window.popleft() if self._window or self._submit_next() else None
@@ -125,7 +125,7 @@ class SegmentStream(PulledStream):
         Called by workers. Must not block: the holder of the planning lock may be waiting for this
         worker (deadlock).
         """
-        if self.worker_pool.closed or self._amounts.passes_here:  # each use is copied on request
+        if self.worker_pool.closed or self._granularity.passes_here:  # copied on request
             return False
         if not self.planning.lock.acquire(blocking=False):
             return False
@@ -161,7 +161,7 @@ class SegmentStream(PulledStream):
         much as reading it. None are returned where outputs are made otherwise, and at the end.
         """
         number = self._next
-        count = 0 if self._window or number == self.total else self._amounts.here(at_most)
+        count = 0 if self._window or number == self.total else self._granularity.here(at_most)
         if not count:
             return [], [], range(0)
         if self.total is not None:
@@ -277,7 +277,7 @@ class SegmentStream(PulledStream):
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the requested one."""
-        return self._amounts.ahead(self._window)
+        return self._granularity.ahead(self._window)
 
     def clear(self) -> None:
         for item in self._window:
@@ -303,13 +303,13 @@ class SegmentStream(PulledStream):
         number = self._next
         if self._has_ended or number == self.total:
             return False
-        count = (here := self._amounts.here(at_most)) or self._amounts.in_task(at_most)
+        count = (here := self._granularity.here(at_most)) or self._granularity.in_task(at_most)
         if self.total is not None:
             count = min(count, self.total - number)
         if here:
             return self._make(number, count)
-        began = time.perf_counter_ns() if self._amounts.joins else 0
-        self._amounts.last_ns = 0
+        began = time.perf_counter_ns() if self._granularity.joins else 0
+        self._granularity.last_ns = 0
         items: list[Item] | None = None
         if self.upstream is not None:
             wanted = self._cuts.start(number + count) - self._cuts.start(number)
@@ -321,14 +321,14 @@ class SegmentStream(PulledStream):
                     return False
         self._next += count
         self._window.extend(self._submit(number, count, items))
-        if self._amounts.joins:  # reading sequences may take long, which ``_cost`` does not tell
-            self._amounts.last_ns = time.perf_counter_ns() - began
+        if self._granularity.joins:  # reading may take long, which ``_cost`` does not tell
+            self._granularity.last_ns = time.perf_counter_ns() - began
         return True
 
     def _make(self, number: int, count: int) -> bool:
         """Make outputs here and now; return whether there were any."""
         began, window, made = time.perf_counter_ns(), self._window, count
-        if self._amounts.joins:
+        if self._granularity.joins:
             made = self._join(number, count)
         else:
             values, rows, places = self._make_fresh(number, count)
@@ -338,7 +338,7 @@ class SegmentStream(PulledStream):
             else:
                 window.extend(self._fresh_outputs(task, number, len(rows), places))
         self._next += made
-        self._amounts.last_ns = (time.perf_counter_ns() - began) // count
+        self._granularity.last_ns = (time.perf_counter_ns() - began) // count
         return made > 0
 
     def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range, Sequence[int]]:

@@ -20,7 +20,7 @@ from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.work.cached import Cached, Miss
 from stoker.engine.work.failure import REJECTED, Failure
-from stoker.engine.work.spot import HERE
+from stoker.engine.work.worker_status import current_worker
 from stoker.errors import CacheError, StageError
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
@@ -152,16 +152,16 @@ class Fetcher:
             for at, row in enumerate(rows):
                 seed(row)
                 values += self._fetch_source(indices[at : at + 1], reads)
-        if HERE.spot is not None:
-            HERE.spot.leave()
+        if current_worker.status is not None:
+            current_worker.status.leave()
         ns[0] += time.perf_counter_ns() - start
         ns[self._stages] += len(indices)
         ns[-1] += self._weight(values)
         return values
 
     def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
-        if HERE.spot is not None:
-            HERE.spot.enter(0)
+        if current_worker.status is not None:
+            current_worker.status.enter(0)
         if reads is self._indexed and not self._indexed.takes_many:
             return self._ask(indices, self._indexed)
         return self._each(reads.fetch, self._indexed, indices)

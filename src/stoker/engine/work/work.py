@@ -37,8 +37,8 @@ from stoker.engine.work.call_seeds import CallSeeds, Place
 from stoker.engine.work.failure import REJECTED, SENDING, Failure
 from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.segment import Segment
-from stoker.engine.work.spot import HERE
 from stoker.engine.work.step import RowStep, returned_nothing
+from stoker.engine.work.worker_status import current_worker
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
@@ -330,15 +330,15 @@ class Work:
         first, shift = self._first + (which.start or 0), 0
         if self._cache is not None and (which.start or 0) >= self._cache_at:
             first, shift = first + 1, 1  # the cache's time is counted between
-        spot, seeds = HERE.spot, self._seeds
+        status, seeds = current_worker.status, self._seeds
         for number, (stage, fn, key, many) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             place = None if seeds is None else seeds.of(number - shift)
             others = self._others(stage, places)
             passed_by = 0
             is_choosy, is_timed = others is not None or stage.repeats_only, stage.progress
-            if spot is not None:
-                spot.enter(number)
+            if status is not None:
+                status.enter(number)
             made = None
             if many is not None and not is_choosy and len(values) > 1:
                 made = self._do_many(many, key, values, places, uses)
@@ -379,8 +379,8 @@ class Work:
                 except Exception as error:
                     pass_on(error)
                     values[i] = self.failure(stage.name, error, places[i], stage.account)
-            if spot is not None:
-                spot.leave()
+            if status is not None:
+                status.leave()
             ns[number] += time.perf_counter_ns() - start
             ns[self.stages + number] += len(values) - passed_by
 
@@ -410,12 +410,12 @@ class Work:
             batch: the batch; ``number``: its number on this rank.
             rows: how many examples the batch has.
         """
-        spot = HERE.spot
+        status = current_worker.status
         shift = int(self._cache is not None)  # it has a time of its own, and calls nothing
         for at, (stage, fn, key, _) in enumerate(self._batch_maps, self._after):
             start = time.perf_counter_ns()
-            if spot is not None:
-                spot.enter(at)
+            if status is not None:
+                status.enter(at)
             try:
                 if (seed := self._place(at - shift)) is not None:
                     seed(self.address.batch_place(number), 0)
@@ -429,8 +429,8 @@ class Work:
             except Exception as error:
                 pass_on(error)
                 return Failure(StageError(stage.name, error, batch=number))
-            if spot is not None:
-                spot.leave()
+            if status is not None:
+                status.leave()
             ns[at] += time.perf_counter_ns() - start
             ns[self.stages + at] += rows
         return batch
@@ -445,13 +445,14 @@ class Work:
     def collate(self) -> Collate | None:
         """The user's ``collate``; None if there is none."""
         collate = None if self.segment.batch is None else self.segment.batch.collate
-        return collate if collate is None or HERE.spot is None else self._watched_collate
+        is_watched = collate is not None and current_worker.status is not None
+        return self._watched_collate if is_watched else collate
 
     def _watched_collate(self, examples: list[Any]) -> Any:
         assert self.segment.batch is not None
         assert self.segment.batch.collate is not None
-        assert HERE.spot is not None
-        HERE.spot.enter(self.batch_at)
+        assert current_worker.status is not None
+        current_worker.status.enter(self.batch_at)
         return self.segment.batch.collate(examples)
 
 

@@ -19,8 +19,8 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.batching.builder import Builder, Misfits, collated
 from stoker.engine.work.failure import SENDING, Failure, Rejected
-from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.work.worker_status import current_worker
 from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames
 from stoker.transport.flatten import Flattener
 
@@ -139,8 +139,8 @@ class WorkExecutor:
                 return Failure(_plain(failure.error))
             finally:
                 ns[work.batch_at] += time.perf_counter_ns() - began_ns
-        if HERE.spot is not None and batch.collate is not None:
-            HERE.spot.enter(work.batch_at)
+        if current_worker.status is not None and batch.collate is not None:
+            current_worker.status.enter(work.batch_at)
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
@@ -189,19 +189,19 @@ class WorkExecutor:
         draws = source is not None and source.runs_user_code
         if indices is None and segment.is_plain:
             return values
-        if indices is not None and segment.is_plain and not draws and HERE.spot is None:
+        if indices is not None and segment.is_plain and not draws and current_worker.status is None:
             return work.read(indices, request.places, ns)
         # Users' examples are read one by one anyway, or so that it is known which one is stuck.
-        most = 1 if draws or HERE.spot is not None else _AHEAD
+        most = 1 if draws or current_worker.status is not None else _AHEAD
         coming = iter(values) if indices is None else _read(work, request, ns, most)
         # Of a pool's items, parts that share memory are copied one by one, as everywhere.
         is_lent = segment.source is None and segment.shares_items and not segment.joins
         copied = self._recycler.copy if is_lent else None
         examples = []
-        spot = HERE.spot
+        status = current_worker.status
         for i, place in enumerate(request.places):
-            if spot is not None:
-                spot.at_row(i, slot)
+            if status is not None:
+                status.at_row(i, slot)
             one = [next(coming)]
             if not segment.is_plain:
                 work.apply(one, [place], uses and uses[i : i + 1], ns, copied)

@@ -1,7 +1,7 @@
 """Watches for workers that are stuck in an example: ``.workers(timeout_s=)``.
 
-A thread looks at each worker's ``Spot`` now and then. The consumer warns of a stage's work on one
-example that takes longer than ``WARNED_FRACTION`` of the timeout. After the timeout:
+A thread looks at each worker's ``WorkerStatus`` now and then. The consumer warns of a stage's work
+on one example that takes longer than ``WARNED_FRACTION`` of the timeout. After the timeout:
 
 - A process is ended, and another takes its place. The example becomes a failure as if the stage had
   raised TimeoutError, so that ``max_errors=`` applies. The rest of its work is done again.
@@ -23,7 +23,7 @@ from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
 from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
-from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
+from stoker.engine.work.worker_status import CELLS, IDLE, WorkerStatus, current_worker
 from stoker.errors import StageError
 
 WARNED_FRACTION = 0.25
@@ -43,13 +43,13 @@ class Job:
         verdict: the row on which a process was ended, and the row's failure.
     """
 
-    def __init__(self, task: Any, rows: range, remote: Any, spot: Spot) -> None:
+    def __init__(self, task: Any, rows: range, remote: Any, status: WorkerStatus) -> None:
         self.task = task
         self.rows = rows
         self.remote = remote
         self.thread = threading.current_thread()
         self.verdict: tuple[int, Failure] | None = None
-        self._spot = spot
+        self._status = status
         self._slot = 0 if remote is None else remote.number
         self.mark: tuple[int, ...] = ()
         self.waited_ns = 0
@@ -57,7 +57,7 @@ class Job:
 
     def look(self, passed_ns: int) -> None:
         """Count the time since the last look, unless the worker has moved on."""
-        mark = tuple(self._spot.cells)
+        mark = tuple(self._status.cells)
         if mark != self.mark or mark[1] == IDLE or mark[3] != self._slot:
             self.mark, self.waited_ns, self.is_told = mark, 0, False
         else:
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def has_moved(self) -> bool:
-        return tuple(self._spot.cells) != self.mark
+        return tuple(self._status.cells) != self.mark
 
     @property
     def stage(self) -> int:
@@ -129,13 +129,13 @@ class Watch:
 
     def begin(self, task: Any, rows: range, remote: Any) -> Job:
         """Watch the next work of the calling worker thread."""
-        if remote is None and HERE.spot is None:
-            HERE.spot = Spot([0] * CELLS)
-        spot = HERE.spot if remote is None else remote.spot
-        assert spot is not None
+        if remote is None and current_worker.status is None:
+            current_worker.status = WorkerStatus([0] * CELLS)
+        status = current_worker.status if remote is None else remote.status
+        assert status is not None
         if remote is None:
-            spot.leave()
-        job = Job(task, rows, remote, spot)
+            status.leave()
+        job = Job(task, rows, remote, status)
         with self._lock:
             self._jobs[threading.get_ident()] = job
         return job

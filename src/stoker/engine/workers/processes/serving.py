@@ -18,8 +18,8 @@ from stoker.basics.process import end_with
 from stoker.basics.resources import ThreadTimer
 from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.call_seeds import seeding_ns
-from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.work.worker_status import current_worker
 from stoker.engine.workers.cost import SAMPLED_NS, TIMED
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import (
@@ -156,8 +156,8 @@ def _serve(connection: Connection, slots: list[tuple[str, str]], works: list[Wor
         requests += 1
         with probe or contextlib.nullcontext():
             answer = runner.do(work, request, ns, outboxes[slot], slot)
-        if HERE.spot is not None:
-            HERE.spot.leave()
+        if current_worker.status is not None:
+            current_worker.status.leave()
         untimed_ns += time.perf_counter_ns() - began_ns
         if timer is not None:
             ns[TIMED], untimed_ns = (len(request.places), *timer.read_ns()), 0

@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any
 
-from stoker.engine.work.spot import CELLS, HERE, Spot
+from stoker.engine.work.worker_status import CELLS, WorkerStatus, current_worker
 
 # A signal that no program is likely to use.
 _STACK_SIGNAL = signal.SIGRTMAX - 2
@@ -25,7 +25,7 @@ class Signs:
 
     def __init__(self, context: Any) -> None:
         self._cells = context.RawArray("q", CELLS)
-        self.spot = Spot(self._cells)
+        self.status = WorkerStatus(self._cells)
         self._file = os.memfd_create("stoker-stack", os.MFD_CLOEXEC)
         self._handle = f"/proc/{os.getpid()}/fd/{self._file}"
 
@@ -34,7 +34,7 @@ class Signs:
 
     def open(self) -> None:
         """Begin to show this process; it calls this itself."""
-        HERE.spot = Spot(self._cells)
+        current_worker.status = WorkerStatus(self._cells)
         file = os.open(self._handle, os.O_RDWR | os.O_CLOEXEC | os.O_APPEND)
         # In the thread that takes the signal: the main thread, where all requests are done.
         faulthandler.register(_STACK_SIGNAL, file, all_threads=False)

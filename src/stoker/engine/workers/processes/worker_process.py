@@ -15,7 +15,7 @@ from typing import Any, cast
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
 from stoker.engine.work.failure import SENDING, Failure
-from stoker.engine.work.spot import Spot
+from stoker.engine.work.worker_status import WorkerStatus
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import SLOTS, Comparison, GilQuestion, GivenUp, Request
@@ -108,7 +108,7 @@ class WorkerProcess:
                     return
                 self._process.join()
                 if self.signs is not None:
-                    self.signs.spot.leave()  # the one that was ended shows where it was
+                    self.signs.status.leave()  # the one that was ended shows where it was
                 others = [each._connection for each in self.crew if each is not self]
                 try:
                     self._process, self._connection = self._launch(others)
@@ -242,9 +242,9 @@ class ProcessSlot:
         yield answer
 
     @property
-    def spot(self) -> Spot | None:
+    def status(self) -> WorkerStatus | None:
         """Where the process is; None if nobody watches it."""
-        return None if self.process.signs is None else self.process.signs.spot
+        return None if self.process.signs is None else self.process.signs.status
 
     def stop(self) -> None:
         """End the process, by ``WorkerProcess.dismiss``."""

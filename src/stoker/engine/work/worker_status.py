@@ -15,8 +15,8 @@ CELLS = 4
 """The number of integers: a count of changes, the stage, the row, and the slot of its request."""
 
 
-class Spot:
-    """The place of one worker.
+class WorkerStatus:
+    """What one worker is at.
 
     Args:
         cells: ``CELLS`` integers, which the worker alone writes.
@@ -45,9 +45,9 @@ class Spot:
         cells[0] += 1
 
 
-class _Spots(threading.local):
-    spot: Spot | None = None
+class _CurrentWorker(threading.local):
+    status: WorkerStatus | None = None
 
 
-HERE = _Spots()
-"""The spot of the calling thread; None where nobody watches."""
+current_worker = _CurrentWorker()
+"""The status of the calling thread; None where nobody watches."""

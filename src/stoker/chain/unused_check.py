@@ -11,16 +11,16 @@ from typing import Any, Protocol, TypeVar
 from stoker.basics.warn import warn
 
 
-class HasFate(Protocol):
+class HasUnusedCheck(Protocol):
     """A pipeline, as this module sees it."""
 
-    _fate: Fate
+    _unused_check: UnusedCheck
 
 
-Derived = TypeVar("Derived", bound=HasFate)
+Derived = TypeVar("Derived", bound=HasUnusedCheck)
 
 
-class Fate:
+class UnusedCheck:
     """The use of a pipeline, and of the last one that was made of it.
 
     Attributes:
@@ -29,14 +29,14 @@ class Fate:
 
     def __init__(self) -> None:
         self.is_used = False
-        self._last: Fate | None = None
+        self._last: UnusedCheck | None = None
         self._call = ""
         self._pipeline: weakref.ref[Any] | None = None
 
     def note_derived(self, pipeline: Derived, call: str) -> Derived:
         """Note the pipeline that a method, ``call``, made of this one; return it."""
-        self._last = fate = pipeline._fate
-        fate._call, fate._pipeline = call, weakref.ref(pipeline)
+        self._last = check = pipeline._unused_check
+        check._call, check._pipeline = call, weakref.ref(pipeline)
         return pipeline
 
     def warn_of_dropped(self) -> None:
@@ -49,5 +49,5 @@ class Fate:
             "new one, which was dropped. Keep it (train = train.shuffle())"
         )
 
-    def __reduce__(self) -> tuple[type[Fate], tuple[()]]:
-        return Fate, ()  # a copy of a pipeline begins anew, and references cannot be pickled
+    def __reduce__(self) -> tuple[type[UnusedCheck], tuple[()]]:
+        return UnusedCheck, ()  # a copy of a pipeline begins anew, and references cannot be pickled

@@ -47,7 +47,7 @@ _GATHERED = 4
 _GATHERED_NS = 1_000_000
 
 
-class Amounts:
+class Granularity:
     """How many outputs of a segment are made at once, and how many wait for the consumer.
 
     Args:

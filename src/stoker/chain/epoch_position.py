@@ -30,7 +30,7 @@ from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
-class Bookmark:
+class EpochPosition:
     """A pipeline's epoch and position: they can be read, saved, and set."""
 
     def __init__(self, chain: Chain) -> None:

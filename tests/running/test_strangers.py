@@ -45,7 +45,7 @@ def test_a_vision_script_that_augments_by_itself_without_workers_is_sped_up(
     assert re.match(r"Use \d workers? instead of 0: [\d.]+ times as fast", action)
     assert action.rstrip().endswith("minutes. Other random draws, as with another seed.")
     assert command.strip() == "stoker run train.py --epochs 1000"
-    applied = run(tmp_path, "--apply", "report.json", script.name, "--epochs", "3")
+    applied = run(tmp_path, "--apply", "report.json", script.name, "--epochs", "12")
     assert applied.returncode == 0, applied.stderr
     assert "; other random draws, as with another seed" in applied.stderr
     (gain,) = re.findall(r"([\d.]+) times as fast as with the script's own", applied.stderr)

@@ -60,7 +60,8 @@ def watch_backward(module: ModuleType, folder: str) -> None:
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
-    if len(folder) < _LONGEST_FOLDER:  # workers that are ended by force leave their sockets there
+    # Workers that are ended by force leave their sockets there.
+    if len(folder) < _LONGEST_FOLDER and os.path.isdir(folder):
         multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__

@@ -166,10 +166,6 @@ class KeptExamples(CachedDataset):
                         cache.offer(cache.key(Fingerprint(name), name), value)
         return found
 
-    def _gives_many(self) -> bool:
-        # As PyTorch's fetcher asks, whose examples are the script's.
-        return getattr(self._dataset, "__getitems__", None) is not None
-
 
 def _again(dataset: Any, cache: ExampleCache) -> KeptExamples:
     found = KeptExamples.__new__(KeptExamples)

@@ -61,8 +61,9 @@ def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
     # Workers that are ended by force leave their sockets there.
-    if len(folder) < _LONGEST_FOLDER and os.path.isdir(folder):
-        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if len(folder) < _LONGEST_FOLDER:
+        config.setdefault("tempdir", folder)
     grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
@@ -75,6 +76,8 @@ def attach(module: ModuleType, folder: str) -> None:
     def disable(where: str, error: Exception) -> None:
         for owner, name, original in hidden:
             setattr(owner, name, original)
+        if config.get("tempdir") == folder:
+            del config["tempdir"]
         note_failure(folder, where, error)
 
     def iterate(loader: Any, start: Callable[[Any], Any]) -> Any:

@@ -311,13 +311,19 @@ def test_stage_errors_pickle() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_killed_worker_is_told_and_leaves_nothing(busy: bool) -> None:
-    started = multiprocessing.Event()
+    armed, started = multiprocessing.Event(), multiprocessing.Event()
 
     def stuck(x: Any) -> Any:
-        if busy and x["id"] == 4:
+        if armed.is_set():
             started.set()
             threading.Event().wait()
         return x
+
+    def kill() -> None:
+        assert not busy or started.wait(60)
+        for victim in victims:
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
 
     # A window of two batches at least: ask for as many as surely are there.
     chain = stoker.from_dataset(Examples(10**6), seed=0).map(stuck)
@@ -325,15 +331,15 @@ def test_a_killed_worker_is_told_and_leaves_nothing(busy: bool) -> None:
     iterator = iter(pipeline)
     next(iterator)
     if busy:
-        assert started.wait(60)
+        armed.set()
     victims = multiprocessing.active_children()
     assert len(victims) == 2
-    for victim in victims:
-        assert victim.pid is not None
-        os.kill(victim.pid, signal.SIGKILL)
+    killer = threading.Thread(target=kill)
+    killer.start()
     with pytest.raises(stoker.WorkerDied, match=r"killed by signal SIGKILL.*memory") as caught:
         for _ in iterator:
             pass
+    killer.join()
     assert str(caught.value).count("\n") == 0
     assert next(iterator, None) is None
     del caught

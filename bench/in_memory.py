@@ -20,16 +20,14 @@ Results::
     [results/in_memory.json]
     an epoch of 200,000 rows      ms          it / stoker
     -----------------------------------------------------
-    stoker                      48.1           1 (1 .. 1)
-    direct indexing            256.5  5.34 (3.11 .. 8.83)
-    DataLoader                2700.3     56.2 (27 .. 112)
-    DataLoader, 2 workers     2895.4   60.3 (41.8 .. 102)
-    DataLoader, BatchSampler   358.3  8.18 (5.26 .. 9.54)
+    stoker                      14.5           1 (1 .. 1)
+    direct indexing             26.7  1.83 (0.643 .. 1.9)
+    DataLoader                1022.8  69.6 (23.1 .. 71.7)
+    DataLoader, 2 workers      583.5  40.5 (13.9 .. 41.5)
+    DataLoader, BatchSampler    68.2  4.66 (1.69 .. 4.92)
     [end]
 
-Caveats: other work ran beside it (a load average of 9), so the ratios are wide, and torch's threads
-waited for each other. An earlier run alone on two cores took 20 to 50 ms by direct indexing, 30 to
-40 by stoker.
+Caveats: in one of the five rounds stoker was slow (the low ends). Nothing else ran.
 """
 
 from __future__ import annotations

@@ -17,6 +17,15 @@ Machine: two cores of an AMD EPYC, 24 GiB, Linux 6.18; Python 3.11.7, NumPy 2.4.
 Results::
 
     [results/names.json]
+    names                    loader  most MiB  held MiB  bytes a name  first batch s  resumed s
+    -------------------------------------------------------------------------------------------
+    1,000,000             from_text        27        27            29           0.23       0.24
+    1,000,000    from_dataset(list)       136       118           143           0.39       0.40
+    1,000,000      DataLoader(list)       149       104           156           0.20          -
+    10,000,000            from_text       182       152            19           0.43       0.44
+    10,000,000   from_dataset(list)     1,367     1,007           143           1.98       2.03
+    10,000,000     DataLoader(list)     1,458     1,001           153           2.07          -
+    100,000,000           from_text     1,740     1,546            18           2.37       2.44
     [end]
 
 Caveats: lists of 10**8 strings were left out; 10**7 show how much they would take. The file was

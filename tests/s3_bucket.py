@@ -30,6 +30,16 @@ class Bucket(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a program reaches it without options."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "a key",
+            "AWS_SECRET_ACCESS_KEY": "a secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    @property
     def options(self) -> dict[str, object]:
         return {
             "key": "a key",

@@ -117,12 +117,7 @@ def store(tmp_path: Path) -> Iterator[dict[str, str]]:
     streaming(tmp_path)
     files = {f"corpus/{file.name}": file.read_bytes() for file in tmp_path.glob("*.parquet")}
     with serving(files) as bucket:
-        yield {
-            "AWS_ENDPOINT_URL": bucket.url,
-            "AWS_ACCESS_KEY_ID": "a key",
-            "AWS_SECRET_ACCESS_KEY": "a secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+        yield bucket.environment
 
 
 @pytest.mark.full

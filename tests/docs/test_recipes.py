@@ -206,12 +206,7 @@ def store(tmp_path: Path) -> Iterator[dict[str, str]]:
         f"clicks/{file.relative_to(tmp_path / 'stored')}": file.read_bytes() for file in files
     }
     with serving(objects) as bucket:
-        yield {
-            "AWS_ENDPOINT_URL": bucket.url,
-            "AWS_ACCESS_KEY_ID": "a key",
-            "AWS_SECRET_ACCESS_KEY": "a secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+        yield bucket.environment
 
 
 @pytest.mark.full

@@ -128,6 +128,7 @@ CROP = 224
 BATCH = 64
 WORKERS = 2
 KS = (1, 2, 4, 8)
+FEED = f"bench-share-{os.getpid()}"
 WINDOW_S = 4.0
 WARM_BATCHES = 4
 LIMIT_S = 45.0  # a run that takes longer hangs, and is tried again
@@ -168,6 +169,7 @@ def tensorsocket(role: str, folder: str) -> list[str]:
 
 def started(call: list[str], folder: str, **more: str) -> subprocess.Popen[str]:
     variables = {
+        "SHARE_FEED": FEED,
         "SHARE_FOLDER": folder,
         "SHARE_BATCH": str(BATCH),
         "SHARE_CROP": str(CROP),
@@ -197,7 +199,7 @@ def members(roots: list[subprocess.Popen[str]]) -> list[psutil.Process]:
             first = psutil.Process(root.pid)
             found += [first, *first.children(recursive=True)]
     for process in psutil.process_iter(["cmdline"]):
-        if any("stoker.feeds.server" in part for part in process.info["cmdline"] or ()):
+        if any(f'"{FEED}"' in part for part in process.info["cmdline"] or ()):
             found.append(process)
     return found
 

@@ -46,7 +46,9 @@ def main() -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         return
-    pipeline = make() if role == "own" else stoker.feed(make, name="bench-share", jobs=jobs)
+    pipeline = (
+        make() if role == "own" else stoker.feed(make, name=os.environ["SHARE_FEED"], jobs=jobs)
+    )
     if role == "count":
         print(sum(1 for _ in range(number) for _ in pipeline))
         return

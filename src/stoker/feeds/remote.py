@@ -249,8 +249,11 @@ class _Received:
                 payload.retire()
 
     def close(self) -> None:
-        """Free all memory that the job does not map."""
-        self.release(list(self._payloads))
+        """Free all memory that the job does not map.
+
+        Blocks keep their generation: the job may still copy from them, before it sees the end.
+        """
+        self._payloads.clear()
         self._blocks.clear()
 
     def _allocate(self, header: bytes, size: int) -> memoryview:

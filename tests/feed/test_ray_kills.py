@@ -103,10 +103,10 @@ def seen(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def until(condition: Callable[[], Any]) -> None:
+def until(condition: Callable[[], Any], tell: Callable[[], Any] = lambda: "") -> None:
     give_up_at = time.monotonic() + WITHIN_S
     while not condition():
-        assert time.monotonic() < give_up_at
+        assert time.monotonic() < give_up_at, tell()
         time.sleep(0.05)
 
 
@@ -125,7 +125,7 @@ def nothing_left_behind() -> None:
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(tmp_path)
     yield made
-    until(lambda: not made.feeders())
+    until(lambda: not made.feeders(), lambda: (made.feeders(), psutil.Process().children(True)))
 
 
 def test_a_feeder_that_cannot_start_says_why(cluster: Any, jobs: Jobs) -> None:

@@ -86,9 +86,12 @@ def _job(make: Callable[[], stoker.Pipeline], play: Play, log: Path, state: Any)
         try:
             time.sleep(play.delay_s)
             pipeline = make()
+            place = 0, -1
             if state is not None:
                 pipeline.load_state_dict(state)
-            _play(pipeline, play, write, log)
+                at = state["loader"][0]
+                place = at["epoch"], at["number"] - 1
+            _play(pipeline, play, write, log, place)
             write("done")
         except BaseException as error:
             traceback.print_exc()
@@ -96,10 +99,16 @@ def _job(make: Callable[[], stoker.Pipeline], play: Play, log: Path, state: Any)
     os._exit(0)
 
 
-def _play(pipeline: stoker.Pipeline, play: Play, write: Callable[[Any], None], log: Path) -> None:
+def _play(
+    pipeline: stoker.Pipeline,
+    play: Play,
+    write: Callable[[Any], None],
+    log: Path,
+    place: tuple[int, int],
+) -> None:
+    """Play; ``place`` is the epoch and number of the last output that came before."""
     kept: list[tuple[str, Any]] = []
     left = play.epochs
-    place = 0, -1
     while left:
         left -= 1
         count = 0
@@ -216,7 +225,10 @@ def wait_for_the_end(processes: list[Any], continue_after_s: float = 0.0) -> Non
     """Wait for jobs to end; those that stop themselves are continued after a while."""
     until = time.monotonic() + WITHIN_S
     while alive := [process for process in processes if process.is_alive()]:
-        assert time.monotonic() < until, "a job hangs"
+        if time.monotonic() > until:
+            for process in alive:
+                process.kill()
+            raise AssertionError("a job hangs")
         for process in alive:
             if is_stopped(process.pid):
                 time.sleep(continue_after_s)

@@ -169,11 +169,13 @@ def test_a_feeder_that_is_killed_goes_on_for_jobs_elsewhere(
         share = sharing(kind, feed.name, timeout_s=2.0, listen=feed.listen)
         whom = [(behind, feed.name) for behind in kills]
         first = start(share, Play(epochs=10_000, step_s=0.02), Path(home) / "first")
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
-        makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
-        play_out(makes, [stays, *cast], kind, whom)
-        first.kill()
-        first.join()
+        try:
+            wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+            makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
+            play_out(makes, [stays, *cast], kind, whom)
+        finally:
+            first.kill()
+            first.join()
 
 
 @settings(max_examples=100 if FULL else 3)

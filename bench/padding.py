@@ -7,6 +7,9 @@
   Each row counts all tokens, and sequences until all documents are in one.
 - balance: the sum of squared lengths in a step, of the rank that has most of it, over the mean of
   8 ranks with 4 sequences each: what all others wait for where attention takes the time.
+- speed: the same documents of Wikipedia to sequences of 2,048 with positions and segments, in
+  batches of 8, beside loops by hand that do the same: tokens joined and cut, and best fit
+  decreasing by bisection in each 1,024 documents. Processor time, in turns.
 
 Command::
 
@@ -41,13 +44,19 @@ documents as stoker's window. The text of the last rows has its articles in anot
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import tempfile
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import HERE, Report, parser, report
+from harness import HERE, Ratio, Report, interleaved, parser, report
 from numpy.typing import NDArray
 from peers import environment, racing
 
@@ -66,6 +75,7 @@ SQUAD = (
 SQUAD_FULL = 1054  # of 384 tokens
 WINDOWS = (256, 1_024)
 RANKS, EACH = 8, 4
+BATCH = 8
 
 
 def drawn(counts: tuple[int, ...], full: int, documents: int) -> NDArray[np.int64]:
@@ -101,6 +111,78 @@ def unequal(sizes: NDArray[np.int64], length: int, *, balanced: bool) -> float:
         ranks.append([_work(segments) for _, segments, _ in train])
     work = np.array(ranks)
     return float((work.max(axis=0) / work.mean(axis=0)).mean())
+
+
+def split_by_hand(documents: list[NDArray[np.int32]], length: int) -> Iterator[Any]:
+    """Join documents, and cut them, as plain loops do."""
+    pieces: list[NDArray[np.int32]] = []
+    room = length
+    for document in documents:
+        while len(document):
+            pieces.append(document[:room])
+            document = document[room:]
+            room -= len(pieces[-1])
+            if not room:
+                yield joined_by_hand(pieces, length)
+                pieces, room = [], length
+    if pieces:
+        yield joined_by_hand(pieces, length)
+
+
+def best_by_hand(documents: list[NDArray[np.int32]], length: int, window: int) -> Iterator[Any]:
+    """Pack so many documents at once, the longest first, each where it leaves least room."""
+    for start in range(0, len(documents), window):
+        rooms: list[tuple[int, int]] = []  # room and number of each sequence that has some
+        packed: list[list[NDArray[np.int32]]] = []
+        for document in sorted(documents[start : start + window], key=len, reverse=True):
+            at = bisect_left(rooms, (len(document), -1))
+            room, number = rooms.pop(at) if at < len(rooms) else (length, len(packed))
+            if number == len(packed):
+                packed.append([])
+            packed[number].append(document)
+            insort(rooms, (room - len(document), number))
+        for pieces in packed:
+            yield joined_by_hand(pieces, length)
+
+
+def joined_by_hand(pieces: list[NDArray[np.int32]], length: int) -> Any:
+    tokens = np.zeros(length, np.int32)
+    segments = np.full(length, -1, np.int32)
+    positions = np.zeros(length, np.int32)
+    at = 0
+    for number, piece in enumerate(pieces):
+        until = at + len(piece)
+        tokens[at:until] = piece
+        segments[at:until] = number
+        positions[at:until] = np.arange(len(piece))
+        at = until
+    return tokens, segments, positions
+
+
+def batched_by_hand(sequences: Iterator[Any]) -> Iterator[Any]:
+    while batch := [*islice(sequences, BATCH)]:
+        yield tuple(map(np.stack, zip(*batch, strict=True)))
+
+
+def speeds(sizes: NDArray[np.int64], rounds: int) -> dict[str, list[float]]:
+    """Return tokens a second of processor time, in each round."""
+    length, window = 2_048, WINDOWS[-1]
+    documents = [np.ones(size, np.int32) for size in sizes]
+    source = stoker.from_dataset(documents).workers(0)
+    arms: dict[str, Callable[[], Iterable[Any]]] = {
+        "by hand, split": lambda: batched_by_hand(split_by_hand(documents, length)),
+        "stoker, split": lambda: source.pack(length).batch(BATCH),
+        "by hand, best fit": lambda: batched_by_hand(best_by_hand(documents, length, window)),
+        "stoker, best fit": lambda: source.pack(length, fit="best", window=window).batch(BATCH),
+    }
+
+    def measured(make: Callable[[], Iterable[Any]]) -> float:
+        began = time.process_time()
+        for _ in make():
+            pass
+        return int(sizes.sum()) / (time.process_time() - began)
+
+    return interleaved({arm: partial(measured, make) for arm, make in arms.items()}, rounds)
 
 
 def _work(segments: NDArray[np.int32]) -> int:
@@ -151,6 +233,9 @@ def main() -> None:
             for balanced in (False, True):
                 ratio = unequal(np.minimum(sizes, 2_048), 2_048, balanced=balanced)
                 made.add(set=name, balanced=balanced, ratio=ratio)
+        rounds = 1 if arguments.quick else arguments.rounds
+        for arm, rates in speeds(sets["Wikipedia"][0], rounds).items():
+            made.add(arm=arm, tokens_per_s=rates)
 
 
 def evaluate(made: Report) -> None:
@@ -175,6 +260,15 @@ def evaluate(made: Report) -> None:
         lines.append((name, f"{plain:.3f}", f"{balanced:.3f}"))
         made.expect(f"{name}: balanced", balanced, plain, at_least=False)
     made.show(("largest rank / mean", ".pack()", ".balance()"), lines)
+    rates = {row["arm"]: row["tokens_per_s"] for row in made.having("tokens_per_s")}
+    lines = []
+    for fit in ("split", "best fit"):
+        own, by_hand = rates[f"stoker, {fit}"], rates[f"by hand, {fit}"]
+        for arm, each in ((f"by hand, {fit}", by_hand), (f"stoker, {fit}", own)):
+            millions = f"{statistics.median(each) / 1e6:.1f}"
+            lines.append((arm, millions, str(Ratio.of(each, by_hand))))
+        made.expect(f"{fit}: tokens/s, of by hand", Ratio.of(own, by_hand).median, 0.95)
+    made.show(("packing, one thread", "million tokens/s", "over by hand"), lines)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from operator import itemgetter
 
 import numpy as np
@@ -73,6 +74,19 @@ class BestFit:
         """How many documents wait of which nothing was taken."""
         return len(self.waiting) + len(self._fresh) - len(self.begun)
 
+    @property
+    def is_ready(self) -> bool:
+        """True if a sequence is due now, though further documents may come."""
+        if self._due:
+            return len(self._fresh) >= self._pace * self._taken
+        return len(self.waiting) + len(self._fresh) >= self._window
+
+    def lacking(self, count: int) -> int:
+        """Return about how many documents are to be added before so many sequences are due."""
+        if not self._due:
+            return self._window - self.untouched
+        return ceil(self._pace * (self._taken + min(count, self.due) - 1)) - len(self._fresh)
+
     def add(self, number: int, size: int) -> None:
         """Add a document behind all others; an empty one is left out."""
         if size:
@@ -90,16 +104,11 @@ class BestFit:
 
         ``ended``: whether no further document comes.
         """
-        while True:
+        while self.is_ready or (ended and (self.waiting or self._fresh)):
             if not self._due:
-                count = len(self.waiting) + len(self._fresh)
-                if not count or not (ended or count >= self._window):
-                    return
                 self.waiting |= self._fresh
                 self._fresh, self.end = {}, self._behind
                 self._pack(_ALL if ended else 0)
-            if not ended and len(self._fresh) < self._pace * self._taken:
-                return
             self._taken += 1
             pack = self._due.pop()
             for number, _, stop in pack:

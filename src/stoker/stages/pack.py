@@ -394,7 +394,7 @@ class PackedStream(OrderedStream):
                     ".pack() must be deterministic"
                 )
             )
-        return document[begun:]
+        return document[begun:] if begun else document
 
     def _document(self, value: Any) -> Any:
         fields = self._stage.fields
@@ -497,8 +497,7 @@ class BestFitStream(PackedStream):
     def _inputs_for(self, count: int) -> int:
         if self.is_fed:
             return count
-        lacking = self._stage.window - self._fit.untouched + count
-        return max(1, min(lacking, count + _MOST_MORE))
+        return max(1, min(self._fit.lacking(count), count + _MOST_MORE))
 
     def _extend(self, documents: list[Any], fresh: Sequence[int]) -> None:
         for document, self._fresh_seen in zip(documents, fresh, strict=True):
@@ -512,7 +511,7 @@ class BestFitStream(PackedStream):
                     self._fit.add(number, len(document))
             if self._inputs == start.input:
                 self._fit.restore(self._sizes, start.offsets, start.due)
-            if self._inputs >= start.input:
+            if self._inputs >= start.input and self._fit.is_ready:
                 self._pack()
 
     def _fail(self, failure: Failure, fresh: int) -> None:
@@ -525,13 +524,17 @@ class BestFitStream(PackedStream):
     def _pack(self, *, ended: bool = False) -> None:
         fit = self._fit
         for pieces in fit.packs(ended=ended):
-            value = [self._by_number[n][start:stop] for n, start, stop in pieces]
+            value = [self._piece(*piece) for piece in pieces]
             for number, _, _ in pieces:
                 if number not in fit.waiting:
                     del self._by_number[number]
             # What waits comes again where other ranks go on; of what is begun, the rest does.
             fresh = self._fresh_seen - fit.untouched
             self._hand_out([value], [fresh], [(fit.end, fit.due + 1, tuple(pieces))])
+
+    def _piece(self, number: int, start: int, stop: int) -> Document:
+        document = self._by_number[number]
+        return document if stop - start == len(document) else document[start:stop]
 
 
 class PlannedStream(PackedStream):

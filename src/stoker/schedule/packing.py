@@ -121,13 +121,13 @@ class BestFit:
         """Pack what waits; so many sequences are due, or with 0 half of them."""
         packs: list[list[Piece]] = []
         rooms: list[tuple[int, int]] = []  # that is left, and in which one; ascending
-        for number, start, stop in sorted(self._pieces(), key=lambda piece: piece[1] - piece[2]):
-            at = bisect.bisect_left(rooms, (stop - start, -1))
+        for less, number, start, stop in sorted(self._pieces()):
+            at = bisect.bisect_left(rooms, (-less, -1))
             room, which = rooms.pop(at) if at < len(rooms) else (self._length, len(packs))
             if which == len(packs):
                 packs.append([])
             packs[which].append((number, start, stop))
-            bisect.insort(rooms, (room - (stop - start), which))
+            bisect.insort(rooms, (room + less, which))
         oldest = max(next(iter(self.waiting)) + 1, self.end - _OLD * self._window)
         whole, others, old = list[list[Piece]](), list[list[Piece]](), list[list[Piece]]()
         for _, which in rooms:  # the fullest first
@@ -142,10 +142,15 @@ class BestFit:
         self._due, self._taken = [sorted(pack) for pack in reversed(chosen)], 0
         self._pace = (self._window - len(left)) / len(chosen)
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield pieces, each behind its size, negated: sorted, the largest and oldest come first."""
+        begun, length = self.begun, self._length
         for number, size in self.waiting.items():
-            for start in range(self.begun.get(number, 0), size, self._length):
-                yield number, start, min(start + self._length, size)
+            start = begun[number] if number in begun else 0
+            while size - start > length:
+                yield -length, number, start, start + length
+                start += length
+            yield start - size, number, start, size
 
 
 @dataclass(frozen=True)

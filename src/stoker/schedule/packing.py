@@ -143,10 +143,10 @@ class BestFit:
         self._pace = (self._window - len(left)) / len(chosen)
 
     def _pieces(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield pieces, each behind its size, negated: sorted, the largest and oldest come first."""
+        """Yield pieces, each with its negated size before it: sorted, the largest come first."""
         begun, length = self.begun, self._length
         for number, size in self.waiting.items():
-            start = begun[number] if number in begun else 0
+            start = begun.get(number, 0)
             while size - start > length:
                 yield -length, number, start, start + length
                 start += length

@@ -87,19 +87,14 @@ def times_as_soon(without: Curve, echoed: Curve) -> list[float]:
 
 
 def said(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
-    """Say where each arm ends, how much sooner, and what it costs that copies come soon."""
+    """Say how much sooner an echo is, and what it costs that its copies come soon."""
     without, *echoed = curves(rows, plan)
-    ends = [
-        f"at R = {curve.ratio:g}, after {curve.converged}, "
-        f"{_around(_less(curve.last, without.last))}"
-        for curve in echoed
-    ]
     soon = []
     for curve in echoed:
         values = times_as_soon(without, curve)
         around = Interval.of(values)
         soon.append(
-            f"{statistics.median(values):.1f} [{around.low:.1f}, {around.high:.1f}] times as soon "
+            f"{statistics.median(values):.2f} [{around.low:.2f}, {around.high:.2f}] times as soon "
             f"at R = {curve.ratio:g}"
         )
     prices = []
@@ -109,10 +104,7 @@ def said(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
             price = _less(curve.last, without.losses[as_many_steps])
             prices.append(f"{_around(price)} at R = {curve.ratio:g}")
     return [
-        f"**Where more passes bring nothing** the loss is {statistics.median(without.last):.3f} "
-        f"without echoing, after {without.converged} passes; with it, held to that, "
-        f"{'; '.join(ends)}.",
-        f"**The worse of the two is reached** {'; '.join(soon)}.",
+        f"**The worse of both losses in bold** is reached {'; '.join(soon)}.",
         "**The price of soon**, the loss less that of as many steps with copies an epoch later, as "
         f"a cache makes possible: {'; '.join(prices)}.",
     ]
@@ -122,12 +114,12 @@ def against(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
     """Say which of the registered points came true, and what became of the rule."""
     without, *echoed = curves(rows, plan)
     points: dict[str, list[str]] = {
-        "It ends higher": [],
-        "It is no sooner": [],
-        "Its loss is higher at equal time": [],
+        "Verbatim copies end higher, where more passes bring nothing": [],
+        "They are no sooner at a loss that both reach": [],
+        "At equal time they are higher, before training without echoing has converged": [],
     }
     ends, sooner, equal = points.values()
-    counts = {True: [0, 0], False: [0, 0]}
+    more_passes, one_pass = [], []
     for curve in echoed:
         at = f"R = {curve.ratio:g}"
         found = _less(curve.last, without.last)
@@ -135,24 +127,20 @@ def against(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
             ends.append(f"{at}, {_around(found)}")
         if Interval.of(times_as_soon(without, curve)).low <= 1:
             sooner.append(at)
-        for passes in curve.losses:
-            if passes not in without.losses:
-                continue
+        for passes in sorted(curve.losses.keys() & without.losses.keys()):
             found = _less(curve.losses[passes], without.losses[passes])
             is_higher = Interval.of(found).low > 0
-            counts[passes >= 2][0] += is_higher
-            counts[passes >= 2][1] += 1
+            (more_passes if passes >= 2 else one_pass).append(is_higher)
             if is_higher and passes < without.converged:
                 equal.append(f"{at}, {passes} passes, {_around(found)}")
     true = [f"**{name}**: {'; '.join(cases)}." for name, cases in points.items() if cases]
     never = [name[0].lower() + name[1:] for name, cases in points.items() if not cases]
-    (warned, of), (unwarned, others) = counts[True], counts[False]
     return [
         *true,
         *([f"Registered as well, and nowhere so: {'; '.join(never)}."] if never else []),
-        f'The rule "two passes or more with nothing random behind the echo", on these trainings: '
-        f"of {of} at equal time that it warns of {warned} end higher, of {others} others "
-        f"{unwarned}.",
+        "The rule above, put to the test: with nothing random behind the echo and two passes or "
+        f"more {sum(more_passes)} of {len(more_passes)} are higher at equal time, with one pass "
+        f"{sum(one_pass)} of {len(one_pass)}.",
     ]
 
 

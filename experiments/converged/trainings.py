@@ -39,10 +39,11 @@ class Plan(NamedTuple):
     examples: int = 1_280
     seeds: range = range(5)
     tuning_seeds: range = range(1_000, 1_002)
+    most_passes: int = 1_024
 
 
 WHOLE = Plan()
-QUICK = Plan(32, range(1), range(1_000, 1_001))
+QUICK = Plan(32, range(1), range(1_000, 1_001), most_passes=1)
 
 
 class Trainings:
@@ -63,7 +64,7 @@ class Trainings:
     def missing(self) -> Iterator[Row]:
         """Yield what is to be trained next, each to be added before the next, until nothing is."""
         going, passes = list(ARMS), 1
-        while going:
+        while going and passes <= self._plan.most_passes:
             for arm in going:
                 while untried := self._untried(arm, passes):
                     for settings in untried:

@@ -105,8 +105,7 @@ def said(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
             prices.append(f"{_around(price)} at R = {curve.ratio:g}")
     return [
         f"**The worse of both losses in bold** is reached {'; '.join(soon)}.",
-        "**The price of soon**, the loss less that of as many steps with copies an epoch later, as "
-        f"a cache makes possible: {'; '.join(prices)}.",
+        f"**Held to as many steps with copies an epoch later**: {'; '.join(prices)}.",
     ]
 
 
@@ -114,12 +113,13 @@ def against(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
     """Say which of the registered points came true, and what became of the rule."""
     without, *echoed = curves(rows, plan)
     points: dict[str, list[str]] = {
-        "Verbatim copies end higher, where more passes bring nothing": [],
-        "They are no sooner at a loss that both reach": [],
-        "At equal time they are higher, before training without echoing has converged": [],
+        "Verbatim copies end higher": [],
+        "They are no sooner": [],
+        "They are higher at equal time, before the end": [],
     }
     ends, sooner, equal = points.values()
-    more_passes, one_pass = [], []
+    more_passes: list[bool] = []
+    one_pass: list[bool] = []
     for curve in echoed:
         at = f"R = {curve.ratio:g}"
         found = _less(curve.last, without.last)
@@ -138,9 +138,8 @@ def against(rows: Sequence[Row], plan: Plan = WHOLE) -> list[str]:
     return [
         *true,
         *([f"Registered as well, and nowhere so: {'; '.join(never)}."] if never else []),
-        "The rule above, put to the test: with nothing random behind the echo and two passes or "
-        f"more {sum(more_passes)} of {len(more_passes)} are higher at equal time, with one pass "
-        f"{sum(one_pass)} of {len(one_pass)}.",
+        f"The rule above, put to the test: with two passes or more {sum(more_passes)} of "
+        f"{len(more_passes)} are higher, with one pass {sum(one_pass)} of {len(one_pass)}.",
     ]
 
 

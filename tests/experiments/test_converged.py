@@ -71,14 +71,14 @@ def test_copies_that_are_as_good_as_passes_end_as_well_as_many_times_as_soon_as_
         assert times_as_soon(without, curve) == pytest.approx([curve.ratio] * 5)
     text = " ".join(said(rows))
     assert "4.00 [4.00, 4.00] times as soon at R = 4" in text
-    assert "+0.000 [+0.000, +0.000] at R = 4" in text.split("price of soon")[1]
+    assert "+0.000 [+0.000, +0.000] at R = 4" in text.split("an epoch later")[1]
     assert "nowhere so: verbatim copies end higher" in " ".join(against(rows))
 
 
 def test_copies_that_have_a_price_count_against_echoing() -> None:
     text = " ".join(against(ended(0.5)))
-    assert "bring nothing**: R = 2, +0.500 [+0.500, +0.500]; R = 4, +0.500" in text
-    assert "**At equal time they are higher" in text
+    assert "end higher**: R = 2, +0.500 [+0.500, +0.500]; R = 4, +0.500" in text
+    assert "**They are higher at equal time" in text
 
 
 def test_a_table_has_a_line_for_each_number_of_passes_and_bold_where_an_arm_has_converged() -> None:

@@ -223,7 +223,7 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")  # torch's own
         dist.init_process_group(
             "gloo", init_method={init!r}, rank=RANK, world_size=WORLD,
-            timeout=datetime.timedelta(seconds=20),
+            timeout=datetime.timedelta(seconds=150),
         )
 """
 

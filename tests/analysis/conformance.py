@@ -133,7 +133,7 @@ def states() -> str:
 
 def left() -> list[int]:
     gc.collect()  # loaders that ended with an error are in the cycles of its traceback
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:  # threads of queues take their time
         if not multiprocessing.active_children() and threading.active_count() == 1:
             break

@@ -38,7 +38,7 @@ from playing import (
 import stoker
 from authority import certificates
 from line import cut_at, flip_at, line_to
-from scripts import reserved_port
+from scripts import TIMEOUT_S, reserved_port
 from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
 
@@ -333,5 +333,5 @@ def test_the_command_says_where_it_listens(feed: Somewhere) -> None:
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         assert len(list(stoker.from_feed(feed.url()))) == 19
         feeder.send_signal(signal.SIGINT)
-        said, _ = feeder.communicate(timeout=60)
+        said, _ = feeder.communicate(timeout=TIMEOUT_S)
     assert f'stoker.from_feed("{feed.url()}")' in said.replace("'", '"')

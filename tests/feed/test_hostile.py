@@ -18,7 +18,7 @@ import failing
 import numpy as np
 import pytest
 import served
-from playing import feeder_of, feeding
+from playing import WITHIN_S, feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
@@ -209,10 +209,10 @@ HARMFUL = {
 @pytest.mark.parametrize("what", HARMFUL)
 def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
     with feeding(served.batches, name) as feeder:
-        connection = local_socket.connect_within(name, 10)
+        connection = local_socket.connect_within(name, WITHIN_S)
         assert connection is not None
         with connection:
-            connection.settimeout(10)
+            connection.settimeout(WITHIN_S)
             for packet in HARMFUL[what]:
                 connection.send(packet)
             with contextlib.suppress(ConnectionResetError):
@@ -322,7 +322,7 @@ class Impostor:
             while True:
                 connection, _ = self._listener.accept()
                 with connection, contextlib.suppress(OSError):
-                    connection.settimeout(10)
+                    connection.settimeout(WITHIN_S)
                     self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:

@@ -355,7 +355,7 @@ def served(tmp_path: Path) -> Iterator[Any]:
     yield start
     for feeder in feeders:
         feeder.terminate()
-        feeder.wait(30)
+        feeder.wait(200)
 
 
 def test_a_feed_serves_them(served: Any) -> None:

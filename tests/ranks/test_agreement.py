@@ -111,7 +111,7 @@ TOLD = """
         warnings.simplefilter("ignore")
         dist.init_process_group(
             "gloo", init_method=INIT, rank=RANK, world_size=WORLD,
-            timeout=datetime.timedelta(seconds=20),
+            timeout=datetime.timedelta(seconds=150),
         )
     told["anew"] = ids(of().shard().batch(8))
 """
@@ -275,7 +275,11 @@ ALONE = """
 @pytest.mark.full  # in short: test_a_rank_that_does_not_come_is_named_on_the_one_that_did
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     # Validation on rank 0 alone, of a pipeline that stands for all.
-    setup = SETUP.replace("seconds=20", "seconds=3")
+    there = f"open({str(tmp_path)!r} + f'/{{{{RANK}}}}.there', 'w')"
+    other = f"os.path.exists({str(tmp_path)!r} + f'/{{{{1 - RANK}}}}.there')"
+    meet = f"{there}.close()\n        while not {other}: time.sleep(0.01)\n        "
+    begin = "dist.init_process_group("  # within 3 s of the other: when both have imported torch
+    setup = SETUP.replace("seconds=150", "seconds=3").replace(begin, meet + begin)
     init = f"file://{tmp_path / 'rendezvous'}"
     with contextlib.ExitStack() as stack:
         running = []

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from analysis.reports import PREP, about, job
 from command_line import call
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
+from scripts import TIMEOUT_S
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
@@ -309,20 +311,13 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
-    import os
-
-    import psutil
-
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) == 2
     os.killpg(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=TIMEOUT_S)
     assert "KeyboardInterrupt" in rest
     assert process.returncode == -signal.SIGINT
-    until = time.monotonic() + 20
-    while any(worker.is_running() for worker in workers) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(worker.is_running() for worker in workers)
+    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
 
 
 SHAPES = {

@@ -210,11 +210,13 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 def name() -> Iterator[str]:
     """Return a feed's name; no feed has it when the test has ended."""
-    from playing import fresh_name, wait_until
+    from playing import fresh_name
+
+    from patience import wait_until
 
     made = fresh_name()
     yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text())
 
 
 def _helper_pids() -> set[int]:

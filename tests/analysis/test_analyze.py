@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -22,6 +21,7 @@ from analysis.analyses import (
     write_files,
     write_script,
 )
+from patience import wait_until
 from strategies import shortened
 
 MAIN = 'if __name__ == "__main__":\n    '
@@ -383,9 +383,7 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
         start_new_session=True,
     )
     # PyTorch's workers see that their parent is gone once they have begun, not while they start.
-    deadline = time.monotonic() + 200
-    while len(list(tmp_path.glob("worker-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("worker-*"))) == 2)
     script = psutil.Process(analysis.pid).children(recursive=True)
     assert len(script) >= 3  # the script and two workers
     os.kill(analysis.pid, number)

@@ -21,7 +21,6 @@ import pytest
 import served
 import torch
 from playing import (
-    WITHIN_S,
     Play,
     check_outputs,
     feeder_of,
@@ -31,10 +30,10 @@ from playing import (
     sharing,
     start,
     wait_for_the_end,
-    wait_until,
 )
 
 import stoker
+from patience import WITHIN_S, wait_until
 from stoker.feeds import local_socket, messages, server
 from stoker.feeds.autostart import FeedSettings
 from strategies import one_in, shortened
@@ -358,7 +357,7 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     make = sharing("batches", name, jobs=3)
     plays = [Play(epochs=50, step_s=0.005) for _ in range(3)]
     jobs = [start(make, play, tmp_path / f"{i}") for i, play in enumerate(plays)]
-    wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3, "jobs are at work")
+    wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3)
     feeder = feeder_of(name)
     assert feeder is not None
     pids = [feeder, *(job.pid for job in jobs)]
@@ -368,7 +367,7 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     for job in jobs:
         job.join()
         job.close()
-    wait_until(lambda: not Path(f"/proc/{feeder}").exists(), "the feeder ends")
+    wait_until(lambda: not Path(f"/proc/{feeder}").exists())
     # Others may use shared memory meanwhile: what is new there must not be this feed's.
     new = set(os.listdir("/dev/shm")) - shm
     assert [file for file in new if f"/dev/shm/{file}" in own] == []
@@ -388,7 +387,7 @@ def _shared_files(pid: int) -> set[str]:
 def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) -> None:
     play = Play(epochs=1, step_s=0.01)
     job = start(sharing("batches", name), play, tmp_path / "log")
-    wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3, "the job is at work")
+    wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3)
     feeder = feeder_of(name)
     assert feeder is not None
     os.kill(feeder, signal.SIGSTOP)
@@ -442,7 +441,7 @@ def test_the_staging_area_bounds_shared_memory(name: str) -> None:
     with feeding(served.many, name, staging=6) as feeder:
         slow = iter(stoker.from_feed(name))
         held = next(slow)
-        wait_until(lambda: _shared_bytes(feeder.pid) >= 6 * held.nbytes, "batches are staged")
+        wait_until(lambda: _shared_bytes(feeder.pid) >= 6 * held.nbytes)
         shared, before = _shared_bytes(feeder.pid), -1
         while shared != before:
             time.sleep(0.2)
@@ -516,7 +515,7 @@ def test_waiting_uses_no_processor(name: str) -> None:
             after = [_ticks(path) for path in stat]
             return max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
 
-        wait_until(blocked, "both have started, and wait")
+        wait_until(blocked)
         waits.kill()
         waits.join()
         waits.close()
@@ -568,7 +567,7 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
     )
     feed = None
     try:
-        wait_until(lambda: feeder_of(name), "the feed is there")
+        wait_until(lambda: feeder_of(name))
         feed = stoker.from_feed(name)
         assert [served.digest(batch) for batch in feed] == served.expected("batches", 0)
         second = subprocess.run(
@@ -609,7 +608,7 @@ def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:
                 most = max(most, feed.metrics()["stoker/feed_lag_outputs"])
             return most > 0
 
-        wait_until(lags, "the feeder is ahead of the job")
+        wait_until(lags)
         assert feed.stats().read_bytes > 0
 
 

@@ -18,10 +18,11 @@ import failing
 import numpy as np
 import pytest
 import served
-from playing import WITHIN_S, feeder_of, feeding
+from playing import feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
+from patience import WITHIN_S
 from stoker.feeds import local_socket, messages, payload
 from stoker.feeds.messages import (
     Begin,

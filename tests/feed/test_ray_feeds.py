@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import ray
 import served
 
 import stoker
+from patience import WITHIN_S, wait_until
 from ray_nodes import MARKS, ray_cluster
 
 pytestmark = [*MARKS, pytest.mark.full, pytest.mark.alone]
 
 HERE = str(Path(__file__).parent)
-WITHIN_S = 200.0
 
 
 def check(found: list[tuple[int, str]], epochs: int) -> None:
@@ -90,7 +90,7 @@ class Jobs:
 
     def wait_for(self, outputs: int) -> None:
         """Wait until each job has had so many."""
-        until(lambda: self.outputs() >= outputs)
+        wait_until(lambda: self.outputs() >= outputs)
 
     def feeders(self) -> list[psutil.Process]:
         """Return the processes that prepare, on the nodes of this test's cluster."""
@@ -111,13 +111,6 @@ def seen(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def until(condition: Callable[[], Any], tell: Callable[[], Any] = lambda: "") -> None:
-    give_up_at = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_at, tell()
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with ray_cluster(sys.modules[__name__]) as made:
@@ -133,7 +126,7 @@ def nothing_left_behind() -> None:
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(tmp_path)
     yield made
-    until(lambda: not made.feeders(), lambda: (made.feeders(), psutil.Process().children(True)))
+    wait_until(lambda: not made.feeders(), lambda: psutil.Process().children(recursive=True))
 
 
 def test_jobs_on_two_nodes_share_one_preparation(cluster: Any, jobs: Jobs) -> None:
@@ -214,7 +207,7 @@ def test_a_feeder_without_jobs_beside_it_is_started_elsewhere(cluster: Any, jobs
 def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:
     node = cluster.add_node(num_cpus=2, resources={"third": 9}, object_store_memory=80e6)
     lost = jobs.start("third", epochs=100)
-    until(lambda: jobs.feeders())
+    wait_until(lambda: jobs.feeders())
     made = [jobs.start(place, 4) for place in ("right", "left", "left")]
     jobs.wait_for(3)
     cluster.remove_node(node, allow_graceful=False)
@@ -238,7 +231,7 @@ def test_a_feed_that_is_lost_is_an_error_while_the_head_does_not_answer(
     try:
         jobs.wait_for(jobs.outputs() + 5)
         jobs.kill_feeders()
-        until(ended.exists)
+        wait_until(ended.exists)
     finally:
         os.kill(head.pid, signal.SIGCONT)
     assert "the head of the Ray cluster does not answer" in ended.read_text()

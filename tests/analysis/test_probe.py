@@ -14,20 +14,23 @@ from typing import Any
 import pytest
 
 import stoker
+from command_line import python
 from stoker.analysis.probe import records
 
 HERE = Path(__file__).parent
 PROBE = Path(stoker.__file__).parent / "analysis" / "probe"
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """Return what has a program be watched."""
+    return {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)}
+
+
 def start(folder: Path | None) -> subprocess.Popen[str]:
     """Start the program of ``conformance.py``."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if folder is not None:
-        environment |= {
-            "PYTHONPATH": str(PROBE.parent / "startup"),
-            "STOKER_PROBE": str(folder),
-        }
+        environment |= variables(folder)
     return subprocess.Popen(
         [sys.executable, "conformance.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, env=environment,
@@ -100,12 +103,7 @@ for _ in range(2):
     print(len(list(DataLoader(list(range(10)), 4, num_workers=2))))
 os.mkdir(os.environ["STOKER_PROBE"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True, text=True, check=False, timeout=240,
-        env=os.environ
-        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)},
-    )  # fmt: skip
+    done = python("-c", script, cwd=tmp_path, **variables(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "3"]
     assert done.stderr == ""
@@ -146,11 +144,7 @@ for loader, changes in zip(loaders, (True, False, True, False, True)):
 
 @pytest.mark.full
 def test_what_a_script_changes_of_its_dataset_between_epochs_is_seen(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False,
-        env=os.environ
-        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(tmp_path)},
-    )  # fmt: skip
+    done = python("-c", CHANGES, cwd=tmp_path, **variables(tmp_path))
     assert done.returncode == 0, done.stderr
     (about,) = tmp_path.glob("process-*.json")
     loaders = json.loads(about.read_text())["loaders"]

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -23,6 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
+from command_line import python
 from scripts import Script, Watch, run, script
 from stoker.basics import fingerprint
 from stoker.sources.remote import storage
@@ -823,12 +823,7 @@ def items_of(chain: stoker.Pipeline, store: str) -> int:
 
 def listed() -> None:
     command = "from stoker.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", command, "cache", "list"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-W", "error", "-c", command, "cache", "list")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -1230,9 +1225,7 @@ assert "lmdb" in loaded()
 
 
 def test_lmdb_is_imported_when_a_cache_is_opened() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LAZY], capture_output=True, text=True, check=False
-    )
+    done = python("-W", "error", "-c", LAZY)
     assert (done.returncode, done.stderr) == (0, "")
 
 

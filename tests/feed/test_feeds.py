@@ -33,6 +33,7 @@ from playing import (
 )
 
 import stoker
+from command_line import python
 from patience import WITHIN_S, wait_until
 from stoker.feeds import local_socket, messages, server
 from stoker.feeds.autostart import FeedSettings
@@ -163,9 +164,7 @@ if __name__ == "__main__":
         print(batch.label.tolist())
 """
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, check=False
-    )
+    done = python("-W", "error", str(script))
     assert done.stdout.split("\n")[0] == "[0, 1, 2, 3, 4]", done.stderr
     assert not done.stderr
 
@@ -265,13 +264,7 @@ def test_a_module_that_is_run_shares_its_function(tmp_path: Path, name: str) -> 
     (package / "__init__.py").write_text("LENGTH = 10")
     guarded = TYPED_IN.replace("list(", 'if __name__ == "__main__":\n    list(')
     (package / "train.py").write_text("from . import LENGTH\n" + guarded.format(name=name))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "project.train"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-W", "error", "-m", "project.train", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -298,9 +291,7 @@ def make():
 stoker.feed(make, name="{name}")
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    )
+    done = python(str(script))
     assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import torch
 from PIL import Image
 
 import stoker
-from command_line import call
+from command_line import call, python
 from stoker import foreign, images
 from stoker.collate import pad
 
@@ -414,7 +413,7 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         "multiprocessing.set_start_method('spawn', force=True)\n"
         "list(stoker.from_dataset(range(8), seed=0).workers(1, kind='process'))\n"
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    done = python(program)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert 'put what starts training under if __name__ == "__main__"' in last

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import stoker
+from command_line import python
 from scripts import SETUP, script, told_by
 from stoker.distributed.store_exchange import RankExchange, TorchStore
 
@@ -461,13 +460,7 @@ def test_torchrun_says_more_than_the_launcher_that_started_it(
 
 def test_who_reads_everything_under_a_launcher_is_warned() -> None:
     code = "import numpy as np, stoker\nlist(stoker.from_arrays(np.arange(4), seed=0).batch(2))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "SLURM_STEP_NUM_TASKS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python("-c", code, SLURM_STEP_NUM_TASKS="2")
     assert done.returncode == 0
     assert "each of 2 ranks iterates over all examples" in done.stderr
 

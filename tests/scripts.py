@@ -144,6 +144,16 @@ def reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+def shared_files(pid: int) -> set[str]:
+    """Return the named shared memory that a process has open or mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[-1] for line in lines}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return {path for path in found if path.startswith("/dev/shm/")}
+
+
 def children() -> list[psutil.Process]:
     """Child processes, but for those of multiprocessing that serve all the tests."""
     servers = ("forkserver", "resource_tracker")

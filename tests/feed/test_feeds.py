@@ -35,6 +35,7 @@ from playing import (
 import stoker
 from command_line import python
 from patience import WITHIN_S, wait_until
+from scripts import shared_files
 from stoker.feeds import local_socket, messages, server
 from stoker.feeds.autostart import FeedSettings
 from strategies import one_in, shortened
@@ -352,7 +353,7 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     feeder = feeder_of(name)
     assert feeder is not None
     pids = [feeder, *(job.pid for job in jobs)]
-    own = {path for pid in pids for path in _shared_files(pid)}
+    own = {path for pid in pids for path in shared_files(pid)}
     for job in jobs:
         job.kill()
     for job in jobs:
@@ -363,16 +364,6 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     new = set(os.listdir("/dev/shm")) - shm
     assert [file for file in new if f"/dev/shm/{file}" in own] == []
     assert [file for file in new if any(str(word) in file for word in (name, *pids))] == []
-
-
-def _shared_files(pid: int) -> set[str]:
-    """Return the named shared memory that a process has open or mapped."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    found = {line.split(maxsplit=5)[-1] for line in lines}
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(descriptor))
-    return {path for path in found if path.startswith("/dev/shm/")}
 
 
 def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ def test_what_was_removed_by_other_means_is_no_longer_listed(kept: str, tmp_path
     assert os.listdir(Path(os.environ["XDG_STATE_HOME"], "stoker", "caches")) == []
 
 
-@pytest.mark.alone
 def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> None:
     store = tmp_path / "store"
     body = f"""

@@ -896,7 +896,7 @@ def test_a_store_goes_with_the_last_pipeline_that_has_it() -> None:
 
 
 PRESSED = """
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(180, exit=True)
     import subprocess
 
     pipeline = stoker.from_dataset(Examples(20), seed=0).cache("2MiB").workers(0)
@@ -938,7 +938,7 @@ def test_ctrl_c_while_the_process_forks_leaves_the_store_in_order(tmp_path: Path
 
 
 READ = """
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(180, exit=True)
     import random
 
     pipeline = stoker.from_dataset(Examples(20), seed=0).cache("2MiB").workers(0)

@@ -396,7 +396,7 @@ def test_a_script_finds_its_own_class_where_others_import_it(
     record = b"".join(encode(module.Kept(7)))
     del sys.modules["stoker_test_script"]
     command = [sys.executable, str(tmp_path / "stoker_test_script.py")]
-    done = subprocess.run(command, input=record, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, input=record, capture_output=True, check=True, timeout=500)
     assert done.stdout.split() == [b"True", b"7"]
 
 

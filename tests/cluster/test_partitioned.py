@@ -170,7 +170,7 @@ def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up
     with cache._client_lock:  # as in a thread that connects just now
         child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(150)
             os._exit(0 if len(stream(train)) == len(expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

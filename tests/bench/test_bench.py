@@ -43,6 +43,7 @@ def test_a_script_prints_the_tables_of_its_rows() -> None:
     assert textwrap.indent(done.stdout, "    ") in docstring
 
 
+@pytest.mark.full
 def test_a_quick_run_of_conformance_finds_no_errors() -> None:
     done = python("conformance/run.py", "--quick", cwd=BENCH)
     assert done.returncode == 0, done.stderr

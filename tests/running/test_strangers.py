@@ -102,6 +102,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full  # in short: test_a_dataset_that_moves_when_it_is_read_is_left_as_it_is
 def test_a_dataset_that_counts_its_reads_is_left_alone_before_it_is_measured(
     tmp_path: Path,
 ) -> None:

@@ -49,10 +49,8 @@ _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 class Argument(NamedTuple):
     """What ``Annotated`` says of a command's parameter, beside its type.
 
-    Attributes:
-        help: a sentence.
-        metavar: what the help shows for the value; empty: a word for the type.
-        least: the smallest number that is accepted.
+    ``help`` is a sentence; ``metavar`` is shown for the value, by default a word for its type;
+    ``least`` is the smallest number that is accepted.
     """
 
     help: str = ""

@@ -103,13 +103,7 @@ CALLS = {
 
 
 def hint(name: str, words: dict[str, str], known: Iterable[str]) -> str:
-    """Return the end of an error about a name that there is not: what to write, if anybody knows.
-
-    Args:
-        name: the name.
-        words: of these tables.
-        known: the names that there are.
-    """
+    """Return the end of an error about a missing name: what ``words`` or ``known`` have for it."""
     if name in words:
         return f": {words[name]}"
     if name.startswith("_"):  # Python and frameworks ask for many such names

@@ -49,11 +49,8 @@ class Allocator(Protocol):
 class Recycler:
     """A free list of memory, by size. Safe to use from any thread, and from finalizers.
 
-    Args:
-        spare: how many free pieces of one size are kept.
-        allocate: returns new memory of a size in bytes.
-        spare_bytes: more pieces of one size are kept if they have no more bytes together.
-        resting_bytes: the most free memory that ``rest`` keeps; None for all.
+    ``spare`` free pieces of one size are kept, or more if they have no more than ``spare_bytes``
+    together; ``rest`` keeps at most ``resting_bytes`` in all.
     """
 
     def __init__(
@@ -134,10 +131,7 @@ class Recycler:
 
 
 class _Lent(weakref.ref[Any]):
-    """A reference to an array, and its memory. The array's own base keeps it until the end.
-
-    It is in the free list once the array is gone.
-    """
+    """A reference to an array, and its memory: in the free list once the array is gone."""
 
     __slots__ = ("raw",)
 
@@ -231,10 +225,7 @@ def _is_marked(fn: Any) -> bool:
 def copy_lent_parts(made: Any, lent: Any, copy: Callable[[Any], Any]) -> Any:
     """Return the result of declared functions, with copies of parts that belong to the argument.
 
-    Args:
-        made: the result, a structure.
-        lent: the structure that the first function got.
-        copy: makes a deep copy of one leaf.
+    ``lent`` is the structure that the first function got; ``copy`` makes a deep copy of one leaf.
     """
     leaves = [leaf for leaf in pytree.leaves(lent) if not pytree.is_immutable(leaf)]
     same = {id(leaf) for leaf in leaves}

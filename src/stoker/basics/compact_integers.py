@@ -20,10 +20,7 @@ _FAR = 255
 
 
 def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> int:
-    """Return ``number`` if it is a whole number within bounds; ``most`` of None is no bound.
-
-    Raises TypeError or ValueError.
-    """
+    """Return ``number`` if it is a whole number within bounds. Raises TypeError or ValueError."""
     if type(number) is not int:
         raise TypeError(f"{short_repr(number)} is not a whole number")
     if number < least or (most is not None and number > most):

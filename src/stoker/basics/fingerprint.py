@@ -70,10 +70,7 @@ def of_file(name: str, status: os.stat_result, label: int = 0) -> Fingerprint:
 
 @functools.cache
 def can_renumber(device: int, mounts: str) -> bool:
-    """True if a file system may change inode numbers, as FUSE, FAT and CIFS do.
-
-    ``mounts`` is the content of ``/proc/self/mountinfo``.
-    """
+    """True if ``mounts`` say that a file system may change inode numbers, as FUSE and FAT do."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
         before, _, behind = line.partition(" - ")

@@ -29,12 +29,7 @@ _SPREAD = 0x9E3779B97F4A7C15FF51AFD7ED558CCD
 
 
 class SeededGenerator(ABC):
-    """A generator that can be seeded, and put back.
-
-    Attributes:
-        path: where it is, for people.
-        generator: the generator itself.
-    """
+    """A generator that can be seeded, and put back. ``path`` says where it is, for people."""
 
     __slots__ = ("generator", "path")
 

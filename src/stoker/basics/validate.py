@@ -19,10 +19,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def names_in(argument: str, value: Any, example: str) -> tuple[str, ...]:
-    """Return the names in a user's list: at least one, and none twice.
-
-    Raises TypeError or ValueError; the message shows the list ``example``.
-    """
+    """Return the names in a user's list: one or more, none twice. Raises TypeError, ValueError."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{argument} must be a list of names such as {example}, not {value!r}")
     names = tuple(value)

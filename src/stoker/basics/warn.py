@@ -16,10 +16,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the first frame outside this package and the standard library.
-
-    A worker thread has no such frame; the warning then points at the line that warns.
-    """
+    """Warn at the first frame outside this package and the standard library, if there is one."""
     here = sys._getframe(1)
     frame: FrameType | None = here
     while frame is not None and _is_inside(frame.f_code.co_filename):

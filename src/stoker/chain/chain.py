@@ -39,9 +39,8 @@ class Applied(NamedTuple):
 class Chain(ChainView):
     """A pipeline without its position.
 
-    Attributes:
-        is_seed_open: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
-        applied: the user's stages; a stage comes before the stages that contain it.
+    ``is_seed_open``: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
+    ``applied``: the user's stages, each before the stages that contain it.
     """
 
     is_seed_open: bool = False
@@ -84,10 +83,7 @@ class Chain(ChainView):
         return replace(chain, applied=applied)
 
     def apply(self, stage: Stage, pipeline: Any) -> Chain:
-        """Return this, the chain of ``pipeline``, with the stages that a user's stage is made of.
-
-        Raises the stage's own errors, and TypeError if it did anything else than add steps.
-        """
+        """Return this, the chain of ``pipeline``, with the stages that make up a user's stage."""
         if not isinstance(stage, Stage):
             raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
@@ -115,10 +111,7 @@ class Chain(ChainView):
         return self.indexed.lengths() if is_bare and self.indexed is not None else None
 
     def for_measuring(self) -> Chain:
-        """Return this chain for ``.sizes()``: all examples of the source once, in its order.
-
-        Raises ValueError if examples are dropped, repeated or random, or have no numbers.
-        """
+        """Return this chain for ``.sizes()``: all examples of the source once, in its order."""
         if not self.source.is_indexed or self.source.has_own_order:
             what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
             raise CombinationError(f".sizes() measures examples by their numbers: {what}")
@@ -137,10 +130,7 @@ class Chain(ChainView):
         return replace(self, seed=seed, is_seed_open=False)
 
     def replaying(self, record: Any) -> Chain:
-        """Return this with the decisions of a run, and with its seed unless the user gave one.
-
-        Raises StateError for a damaged record.
-        """
+        """Return this with the decisions of a run, and with its seed unless the user gave one."""
         read = read_record(record, self.most_items())
         chain = self.with_seed(read.seed) if self.is_seed_drawn else self
         return replace(chain, record=read)
@@ -151,10 +141,7 @@ class Chain(ChainView):
         return replace(self, stages=stages, is_seed_open=False)
 
     def with_current_length(self) -> Chain:
-        """Return this with the current length of its source; itself if that has not changed.
-
-        Raises ValueError if a stage, or the source, cannot go on with another length.
-        """
+        """Return this with its source's current length. Raises ValueError if that must stay."""
         source = self.source.with_current_length()
         if source is self.source:
             return self
@@ -163,10 +150,7 @@ class Chain(ChainView):
         return self._over(source)
 
     def with_index(self, field: Any) -> Chain:
-        """Return this with the number of each example in a field.
-
-        Raises TypeError or ValueError if examples have no numbers, or the field cannot be added.
-        """
+        """Return this with each example's number in a field. Raises TypeError or ValueError."""
         source = self.source
         if not isinstance(field, str) or not field:
             raise TypeError(f".with_index() takes the name of a field, not {field!r}")
@@ -225,10 +209,7 @@ class Chain(ChainView):
         return replace(self, stages=stages, leg=leg)
 
     def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
-        """Return this for another rank, number of ranks, and size of batches.
-
-        Raises ValueError if a pool is smaller than a batch; that or TypeError for what is no size.
-        """
+        """Return this for another rank, number of ranks, and size of batches. Raises ValueError."""
         if (*self.rank_world, self.size_of_batches) == (rank, world, batches):
             return self
         examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
@@ -270,10 +251,7 @@ class Chain(ChainView):
 
     @property
     def draws(self) -> bool:
-        """Whether anything is drawn by the seed: an order, a batch, a use, a random map's numbers.
-
-        A mixture counts, whose parts may be shuffled.
-        """
+        """Whether anything is drawn by the seed; a mixture counts, whose parts may be shuffled."""
         each = [stage.traits for stage in self.stages]
         if self.source.has_own_order or self.plans_batches:
             return True
@@ -322,8 +300,7 @@ class Chain(ChainView):
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches, or packed sequences, are planned, so that others go together than follow
-        each other, and epochs may differ in their number."""
+        """Whether batches, or packed sequences, are planned: epochs may differ in their number."""
         return self.orders.rule is not None
 
     def cuts(self, epoch: int) -> PlannedBounds | None:
@@ -401,10 +378,7 @@ class Chain(ChainView):
         return count if limit is None else min(count, limit)
 
     def count_without_echo(self, epoch: int = 0) -> int:
-        """Return the number of outputs that a data epoch would have without echoing.
-
-        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError if it is unknown.
-        """
+        """Return the number of outputs that a data epoch would have without echoing."""
         limit = self.data_epoch_steps
         return self._all_steps(epoch, with_echo=False) if limit is None else limit
 
@@ -454,10 +428,7 @@ class Chain(ChainView):
         return self.most_examples() * (1 if self.echo is None else self.echo.max_factor)
 
     def check_start(self) -> None:
-        """Let each stage prepare for an epoch.
-
-        Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
-        """
+        """Let each stage prepare for an epoch. Raises ValueError or StateError if it cannot run."""
         if self.record is not None:
             self.record.check_fits(self.seed, self.signature())
         for stage in self.stages:

@@ -55,9 +55,7 @@ _POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_t
 class Cursor(EpochPosition):
     """Begins and ends the runs over a pipeline. Shared with its iterators, which may outlive it.
 
-    Args:
-        chain: what is iterated over.
-        recycler: owns the memory of batches, also between epochs.
+    ``recycler`` owns the memory of batches, also between epochs.
     """
 
     def __init__(self, chain: Chain, recycler: Recycler | None = None) -> None:
@@ -93,8 +91,7 @@ class Cursor(EpochPosition):
     def _agree(self, place: tuple[int, ...]) -> None:
         """Compare chain and position with other ranks, if that is due.
 
-        Sources that may grow are compared in every epoch: a rank cannot know whether the data of
-        another one has grown.
+        Sources that may grow are compared in every epoch: a rank cannot know of another's data.
         """
         if self._live_run() is None:
             self._measure()
@@ -168,10 +165,7 @@ class Cursor(EpochPosition):
         return iterator
 
     def _measure(self) -> None:
-        """Update the length of a source that may grow, for the next epoch; pools then begin empty.
-
-        Raises StateError if an epoch with another length is to be resumed.
-        """
+        """Update the length of a source that may grow, for the next epoch; pools begin empty."""
         chain, position = self.chain.with_current_length(), self.position
         if chain is self.chain:
             return

@@ -75,10 +75,7 @@ class EpochPosition:
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     def count(self) -> int:
-        """Return the number of outputs of the current epoch, or else of the next one.
-
-        Raises as ``Chain.count`` does.
-        """
+        """Return the number of outputs of the current epoch, or else of the next one."""
         is_next = self._live_run() is None and not self._fresh_start
         return self.next_chain.count(self.epoch + is_next)
 
@@ -88,10 +85,7 @@ class EpochPosition:
         return self._fresh_start and self.position is not None
 
     def set_epoch(self, epoch: Any) -> None:
-        """Set the next epoch; the epoch of a loaded state keeps its position.
-
-        Raises ValueError if ``epoch`` is not a whole number from 0, or only a state leads there.
-        """
+        """Set the next epoch; that of a loaded state keeps its position. Raises ValueError."""
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
         if self.is_loaded and epoch == self.epoch:
@@ -118,17 +112,13 @@ class EpochPosition:
         self.epoch, self.position, self._fresh_start = epoch, position, True
 
     def resume_at(self, outputs: Any) -> None:
-        """Have the next ``iter()`` begin after ``outputs`` outputs of its epoch.
-
-        Raises ValueError if that is not a whole number from 0.
-        """
+        """Have the next ``iter()`` begin after so many outputs of its epoch. Raises ValueError."""
         self._skip = _outputs(outputs)
 
     def acknowledge(self, outputs: Any) -> None:
-        """Record that the trainer has finished with ``outputs`` more outputs.
+        """Record that the trainer has finished with ``outputs`` more outputs. Raises ValueError.
 
-        From then on the position counts acknowledged outputs only, in later runs, too. Raises
-        ValueError if more were acknowledged than handed out, or for a wrong argument.
+        From then on the position counts acknowledged outputs only, in later runs, too.
         """
         outputs = _outputs(outputs)
         self._is_acknowledging = True
@@ -182,11 +172,7 @@ class EpochPosition:
             self._echo_record = replace(known, epochs={**known.epochs, run.epoch: after})
 
     def where(self) -> tuple[int, Position, Counts]:
-        """Return the current position: the epoch, the position in it, and the counts before it.
-
-        It is after the last acknowledged output; if none was acknowledged, after the last output.
-        After the last output of an epoch it is the beginning of the next.
-        """
+        """Return the current position: the epoch, the position in it, and the counts before it."""
         run = self._run
         is_left = self._live_run() is None and not self._fresh_start
         if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
@@ -278,8 +264,8 @@ class EpochPosition:
     def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
         """Go to the position in a saved state, or in a list of the states of all ranks.
 
-        Raises StateError if the state belongs to another chain or is damaged; without ``elastic``
-        also if the number of ranks or the batch size differs.
+        Raises StateError if it belongs to another chain or is damaged; without ``elastic`` also if
+        the number of ranks or the batch size differs.
         """
         chain = self.chain.with_current_length()
         states = states if isinstance(states, list) else [states]
@@ -299,10 +285,7 @@ class EpochPosition:
         return start
 
     def record(self) -> dict[str, Any]:
-        """Return the decisions of adaptive echoes, and what was late, so far, ready for JSON.
-
-        Raises ValueError without either.
-        """
+        """Return what adaptive echoes decided, and what was late, for JSON. Raises ValueError."""
         if not self.chain.flow.is_adaptive and self.chain.late is None:
             raise ValueError(
                 'there is nothing to record: no .echo("auto") or .late().batch(n) stands in this '

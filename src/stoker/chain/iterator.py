@@ -156,9 +156,7 @@ def leave_out(iterator: PipelineIterator[Any], outputs: int) -> None:
 class DeferredIterator(PipelineIterator[T]):
     """An epoch that begins at the first ``next()``: a framework may load a state in between.
 
-    Args:
-        begin: begins the epoch.
-        count: returns the number of its outputs, while it has not begun.
+    ``count`` returns the number of its outputs, while it has not begun.
     """
 
     def __init__(self, begin: Callable[[], PipelineIterator[T]], count: Callable[[], int]) -> None:

@@ -38,10 +38,7 @@ _log = logging.getLogger("stoker")
 
 
 def can_jump(chain: Chain) -> bool:
-    """True if arithmetic alone finds the position after a number of outputs.
-
-    That excludes streams and loaders, dropped examples, packed sequences, and pools.
-    """
+    """True if arithmetic alone finds the position after a number of outputs."""
     if chain.packs or (chain.plans_batches and chain.selection.calls_user):
         return False
     return chain.source.is_indexed and not chain.may_leave_out and chain.echo is None
@@ -62,8 +59,7 @@ def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
 def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Counts]:
     """Return how many whole epochs ``outputs`` span, how many outputs are left, and the counts.
 
-    Counts from the beginning of ``epoch``; the counts is that of the whole epochs, over all ranks.
-    Needs ``can_jump``.
+    The counts are those of the whole epochs, over all ranks. Needs ``can_jump``.
     """
     epochs, before, was_empty = 0, Counts(), False
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
@@ -89,10 +85,7 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Count
 
 
 def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize) -> Position | None:
-    """Return the position at an output behind a pool of a fixed factor, by its draws.
-
-    None with another pool, with dropped examples, or while the pool's size is unknown.
-    """
+    """Return the position at an output behind a pool of a fixed factor, by its draws; else None."""
     layer = chain.flow.echo
     if not chain.source.is_indexed or chain.may_leave_out or layer is None:
         return None
@@ -123,11 +116,8 @@ def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize)
 def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     """Return the state that a chain goes on with: its own rank's, or the start of a new leg.
 
-    Args:
-        states: the states of all ranks, or one of them.
-        chain: the chain of the rank that loads them.
-
-    Raises StateError if one state is not enough, or if other ranks cannot go on with the epoch.
+    ``states`` are those of all ranks, or one of them. Raises StateError if one is not enough, or if
+    other ranks cannot go on with the epoch.
     """
     ranks = _by_rank(states) if len(states) > 1 else None
     first, (rank, world) = states[0], chain.rank_world
@@ -208,9 +198,7 @@ class _RankProgress(NamedTuple):
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSize, int]:
     """Return the first position of a new leg, the pool's size, and the number of lost uses.
 
-    Args:
-        ranks: the states of all ranks that leave the epoch; equal ranks share one.
-        chain: the chain of a rank that goes on with the epoch.
+    ``ranks``: the states of all ranks that leave the epoch; equal ranks share one.
     """
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by

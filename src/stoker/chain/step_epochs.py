@@ -99,10 +99,7 @@ class StepEpochs(Cursor):
         return self.handed_out % steps if steps is not None else self.handed_out
 
     def next(self) -> Any:
-        """Return the next output, of the current data epoch or of the next one.
-
-        Raises StokerError if the data is empty.
-        """
+        """Return the next output, of the current data epoch or of the next one."""
         for _ in range(3):  # the first may be at its end, and the second may be left early
             if self._data_epoch is None:
                 self._data_epoch = self._begin_data_epoch()
@@ -211,10 +208,7 @@ class StepEpochs(Cursor):
     # -- going elsewhere
 
     def set_epoch(self, epoch: Any) -> None:
-        """Set the next step epoch.
-
-        Raises ValueError for a wrong argument, and for a step epoch that only its state leads to.
-        """
+        """Set the next step epoch. Raises ValueError for one that only its state leads to."""
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
         self._agree_again()
@@ -237,10 +231,7 @@ class StepEpochs(Cursor):
         self._goes_on = False
 
     def _advance(self, outputs: int) -> int:
-        """Move the position forward by ``outputs`` outputs of step epochs.
-
-        Returns how many of them must be made and dropped, because arithmetic cannot skip them.
-        """
+        """Go forward by ``outputs`` outputs; return how many must be made and dropped for it."""
         steps, chain = self.chain.steps, self.chain
         done = self.handed_out % steps if steps and self._goes_on else 0
         if done > outputs:

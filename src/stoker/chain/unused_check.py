@@ -21,11 +21,7 @@ Derived = TypeVar("Derived", bound=HasUnusedCheck)
 
 
 class UnusedCheck:
-    """The use of a pipeline, and of the last one that was made of it.
-
-    Attributes:
-        is_used: whether the pipeline was asked for anything.
-    """
+    """The use of a pipeline, and of the last one that was made of it."""
 
     def __init__(self) -> None:
         self.is_used = False

@@ -93,10 +93,7 @@ class ArraySource(IndexedSource, Rows):
 
 
 def _is_stacked(column: Column) -> bool:
-    """True if batches are copies of rows, and so need no single examples.
-
-    Batches of strings and objects are lists, and numbers must be in this machine's byte order.
-    """
+    """True if batches are plain copies of rows: not of strings or objects, nor of swapped bytes."""
     is_native = column.dtype.isnative or len(column.shape) > 1
     return is_native and column.dtype.kind in "biufcmM"
 
@@ -108,10 +105,7 @@ def _batch(outs: list[NDArray[Any]]) -> Any:
 class Column(ABC):
     """Rows by number, of one shape and dtype; safe to use from any thread.
 
-    Attributes:
-        shape: of all rows together.
-        dtype: NumPy's.
-        chunk_rows: how many rows each read brings, even if only one is wanted; 1: each row alone.
+    ``chunk_rows``: how many rows each read brings, even if only one is wanted; 1: each row alone.
     """
 
     shape: tuple[int, ...]
@@ -131,17 +125,13 @@ class Column(ABC):
         return recycler.array((rows, *self.shape[1:]), self.dtype)
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
-        """Return rows, in memory of their own."""
         out = self.allocate(len(indices), recycler)
         self.copy_to(out, indices)
         return out
 
 
 def column_of(array: Any) -> Column:
-    """Return the column for a user's array.
-
-    Raises TypeError for an object without numbered rows, and for a masked array.
-    """
+    """Return the column for a user's array. Raises TypeError for what has no numbered rows."""
     kind = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
@@ -214,9 +204,6 @@ class SlicedColumn(Column):
 
     Rows are requested in ascending order, each once: by a slice if they are consecutive, else by a
     list of indices, or by slices if the object does not take lists.
-
-    Raises TypeError if slices have another shape or dtype than declared, ValueError if they are not
-    arrays.
     """
 
     def __init__(self, array: Any) -> None:
@@ -307,9 +294,6 @@ class HdfArray:
     """A dataset of a file, by the file's path: h5py's own can neither be sent nor inherited.
 
     It is opened when it is first read in a process, and stays open as long as this object.
-
-    Raises ValueError for a dataset whose file is closed, is open for writing, or has no path of its
-    own.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -28,9 +28,7 @@ class HeldBlocks:
     """The most recently used blocks, by key; one thread reads each, and others wait for it.
 
     Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
-
-    Attributes:
-        rows_read: how many examples were read in this process.
+    ``rows_read`` counts the examples that were read in this process.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -30,15 +30,9 @@ _OF_READER = ("requests", "expect", "fetch", "close")
 class DatasetSource(IndexedSource):
     """The examples of a user's dataset or ``Source``: any object with ``__len__``, ``__getitem__``.
 
-    ``__getitems__`` is used if it gives what ``__getitem__`` does. All results of a user's
-    ``Source`` are checked.
-
-    Without a reader nothing is read ahead: a second read of an index may give another value. The
-    object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
-    source.
-
-    Attributes:
-        data: the object.
+    All results of a user's ``Source`` are checked. Without a reader nothing is read ahead: a second
+    read of an index may give another value. The object may have another length in the next epoch;
+    ``with_current_length`` then returns a new source.
     """
 
     runs_user_code = True

@@ -36,13 +36,6 @@ class DocumentSource(RangedFiles):
     """The documents of token files, ``int64 [tokens]`` each, with the separator that ends them.
 
     Documents of a single token, as of a separator alone, are left out.
-
-    Args:
-        paths, options, dtype: as in ``TokenSource``; or paths of Megatron's ``.idx`` files, which
-            tell their dtype.
-        separator: the token that ends a document; the last one of a file may lack it.
-
-    Raises as ``TokenSource``; also ValueError without documents, and where nothing says their ends.
     """
 
     caller = "from_tokens"

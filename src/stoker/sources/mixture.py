@@ -39,13 +39,9 @@ _MOST_EPOCHS = 100
 
 @dataclass(frozen=True)
 class MixedPart:
-    """One part of a mixture.
+    """One part of a mixture: its source, and which examples its epochs have.
 
-    Attributes:
-        source: its source.
-        selection: the examples of its epochs, and their order.
-        described: the source with its stages, for people.
-        signature: the lines that must equal a saved state's.
+    ``described`` is it with its stages, for people; ``signature`` must equal a saved state's.
     """
 
     source: IndexedSource
@@ -57,18 +53,9 @@ class MixedPart:
 class MixtureSource(SourceOver):
     """Several sources in exact proportions.
 
-    Args:
-        parts: the parts.
-        weights: each part's weight, a whole number; or what says them for each piece of an epoch,
-            which then has as many examples as all parts together.
-        until_all: whether an epoch ends when every part has been used once, rather than when the
-            first one has.
-
-    Attributes:
-        parts: the parts.
-        proportions: the part of each example of an epoch; None where that changes.
-
-    Raises ValueError for a part without examples, or with too little weight to occur in an epoch.
+    ``weights``: each part's, a whole number; or what says them for each piece of an epoch, which
+    then has as many examples as all parts together. ``until_all``: whether an epoch ends when every
+    part has been used once, rather than when the first one has.
     """
 
     has_own_order = True
@@ -113,10 +100,6 @@ class MixtureSource(SourceOver):
         return self.examples(Selection())
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples of an epoch on this rank.
-
-        Raises ValueError where ranks have the same part at a time, and one has too few examples.
-        """
         return selection.count(self._length(selection))
 
     def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> EpochIndices:

@@ -17,12 +17,7 @@ from stoker.sources.source import Indices, Reader, Rows
 
 
 class NumberedSource(IndexedSource):
-    """Another source, with each example's number as one more field (see ``pytree.with_field``).
-
-    Args:
-        within: the source.
-        field: the name of the field.
-    """
+    """Another source, with each example's number as one more field (see ``pytree.with_field``)."""
 
     def __init__(self, within: IndexedSource, field: str) -> None:
         self.within, self.field = within, field

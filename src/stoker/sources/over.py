@@ -21,9 +21,7 @@ from stoker.sources.source import Indices, Reader, Rows
 class _OverSeveral(IndexedSource):
     """A source over others. Their lengths are those that it began with.
 
-    Attributes:
-        sources: the others.
-        kind: what tells it from a source that numbers the same examples in another way.
+    ``kind`` tells it from a source that numbers the same examples in another way.
     """
 
     kind: str
@@ -100,8 +98,7 @@ class SourceOver(_OverSeveral):
         return places, own, ends
 
     def split_by_part(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return, for each part, the places of its examples in ``indices``, and their own
-        indices."""
+        """Return, for each part, where its examples are in ``indices``, and their own indices."""
         places, own, ends = self.by_part(np.asarray(indices, np.int64))
         spans = list(map(slice, [0, *ends], ends))
         return [(places[span], own[span]) for span in spans]
@@ -191,10 +188,7 @@ class ConcatSource(SourceOver):
 
 
 class PairedSource(_OverSeveral):
-    """The examples of sources of one length, as tuples: the ones of each number together.
-
-    Raises ValueError for sources of different lengths.
-    """
+    """The examples of sources of one length, as tuples: the ones of each number together."""
 
     kind = "zip"
     prefers_blocks = False
@@ -336,10 +330,7 @@ def _merge_fetched(
 
 
 def _form(rows: Rows) -> str | None:
-    """Return a batch's form: structure, dtypes, shapes of rows.
-
-    None if any leaf of a batch is not an array.
-    """
+    """Return a batch's structure, dtypes and shapes of rows; None if a leaf is not an array."""
     batch = rows.allocate(1, Recycler())
     if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
         return None

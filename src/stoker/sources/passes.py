@@ -36,8 +36,6 @@ _EVERY = 16
 class ReiterableStream:
     """A re-iterable object, or a function that returns iterators: one pass is one epoch.
 
-    ``name`` is the constructor's name, ``what`` the kind of its items.
-
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
 
@@ -65,11 +63,7 @@ class ReiterableStream:
         self._last: weakref.ref[Any] | None = None
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass.
-
-        Raises TypeError when the function's result cannot be iterated, or is the same iterator
-        again.
-        """
+        """Begin a pass. Raises TypeError if the function's result cannot be iterated, or again."""
         if hasattr(self.given, "__iter__") and not isinstance(self.given, type):
             return iter(self.given)
         made = self.given()
@@ -117,12 +111,7 @@ def _begins_anew(given: Any) -> bool:
 
 
 class StreamState:
-    """The position, between passes, of an object with its own state.
-
-    Args:
-        given: the iterable.
-        open_pass: begins a pass over it.
-    """
+    """The position, between passes, of an object with its own state."""
 
     def __init__(self, given: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
         self._given = given
@@ -149,12 +138,9 @@ class StreamState:
         return state
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Take note that a pass was left.
+        """Take note that a pass was left at ``place``: a state, and how many examples follow it.
 
-        Args:
-            place: the consumer's position: a state, and how many examples to skip after it; None at
-                the pass's beginning.
-            is_ahead: whether more was read than the consumer took.
+        None at the pass's beginning. ``is_ahead``: whether more was read than the consumer took.
         """
         if self._is_anew:
             return
@@ -212,10 +198,8 @@ def _are_alike(state: Any, other: Any) -> bool:
 class StateLog:
     """The states of a stream in one pass. One thread writes, another one reads.
 
-    Args:
-        saved: the result of ``state`` at which the pass continues; None at the beginning.
-        number: the number of examples of the pass before it.
-        before: the state before the pass, if it is known.
+    ``saved`` is the result of ``state`` at which the pass continues, ``number`` the examples of the
+    pass before it, and ``before`` the state before the pass, if it is known.
     """
 
     def __init__(self, saved: dict[str, Any] | None, number: int, before: Any = None) -> None:
@@ -233,10 +217,7 @@ class StateLog:
             self._states.append((number, deepcopy(given.state_dict())))  # it may be what changes
 
     def state(self, number: int) -> dict[str, Any] | None:
-        """Return the state after this many examples of the pass; None at its beginning.
-
-        Dropped states cannot be requested.
-        """
+        """Return the state after this many examples of the pass; None at its beginning."""
         found = self._last_up_to(number, None)
         return None if found is None else {"own": found[1], "skip": number - found[0]}
 
@@ -296,10 +277,7 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
 
 
 def validate_state(saved: Any, number: int) -> dict[str, Any]:
-    """Return a saved state if it can be valid after so many examples, else raise StateError.
-
-    After 0 examples it is the place where a pass was left.
-    """
+    """Return a saved state if it can be valid after so many examples, else raise StateError."""
     if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
         skip = saved["skip"]
         if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):

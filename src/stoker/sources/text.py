@@ -40,11 +40,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class _LineSource(InFiles):
-    """Lines of files, one file after another; a subclass makes examples of their bytes.
-
-    Raises FileNotFoundError if a path or a pattern matches no file; ValueError for files that have
-    no lines, or cannot be read by line; TypeError for other arguments.
-    """
+    """Lines of files, one file after another; a subclass makes examples of their bytes."""
 
     _keeps_blank: bool
     _files: Sequence[LineIndex]
@@ -157,11 +153,7 @@ class LineIndex(NamedTuple):
 
 
 def index_lines(path: str, *, keep_blank: bool) -> LineIndex:
-    """Find the lines of a file; without those that are empty or blank, unless they are to be kept.
-
-    Raises ValueError for a file that is compressed, is UTF-16 or UTF-32, or changes meanwhile;
-    OSError.
-    """
+    """Find the lines of a file; without those that are blank, unless they are to be kept."""
     file = OpenFile(path)
     version = file.version()
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
@@ -189,10 +181,7 @@ def _refuse_unreadable(path: str, head: bytes) -> None:
 
 
 def _bounds(file: OpenFile, first: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the offset before the first line, and those of the ends of all; each line's head.
-
-    That is its first byte, or its end.
-    """
+    """Return the offset before the first line and those of all ends; and each line's first byte."""
     chunk = np.empty(_CHUNK_BYTES, np.uint8)
     found, heads, last = [np.array([first - 1])], [np.empty(0, np.uint8)], _LF
     for at in range(first, size, _CHUNK_BYTES):

@@ -81,21 +81,6 @@ class TokenSource(RangedFiles, Rows):
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
     window's place follows from its number alone.
-
-    Args:
-        paths: paths, URLs or patterns of raw files, which need ``dtype``, and of one-dimensional
-            ``.npy`` files and those of llm.c, which have theirs.
-        options: how URLs are listed and read.
-        length, stride: in tokens; ``stride`` is ``length`` where it is None.
-        dtype: of the tokens in raw files.
-        separator: the token that ends a document.
-
-    Raises:
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file's size is not a whole number of tokens, no file is as long as a window,
-        or a number is out of range.
-        TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
-        RemoteError, ImportError: as in ``FilesSource``; also for a server that does not send parts.
     """
 
     caller = "from_tokens"
@@ -247,10 +232,7 @@ class TokenSource(RangedFiles, Rows):
     def _read_natively(
         self, files: list[int], starts: NDArray[np.int64], inputs: Any, targets: Any
     ) -> int:
-        """Read windows with the library, from these bytes of these files on; return how many.
-
-        ``inputs`` and ``targets`` are C-ordered, ``int64 [windows, length]``.
-        """
+        """Read windows with the library, from these bytes of these files on; return how many."""
         read_windows, dtype = _of_library(), self._dtype
         if read_windows is None or dtype is None:
             return 0

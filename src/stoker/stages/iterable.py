@@ -68,10 +68,8 @@ class IterableSource(HeadSource):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
 
-        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, the
-        consumer of another process left its pass there, and the next pass begins.
-
-        Raises StateError for an invalid state.
+        With ``saved`` and no ``number``, the consumer of another process left its pass there, and
+        the next pass begins. Raises StateError for an invalid state.
         """
         saved = None if saved is None else validate_state(saved, number)
         self.set_epoch(epoch)
@@ -193,14 +191,9 @@ class IterableSource(HeadSource):
 class IterableHead(SequentialStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
-    Args:
-        source: the iterable; ``examples``: the pass over it.
-        selection: this rank's examples. Even parts are handed out a round at a time, an example for
-            every rank, so that all ranks get equally many.
-        buffer: how many examples are shuffled among each other; 1 keeps the order.
-        key: keys the shuffling.
-        start: how many examples this rank has drawn of the pass before; those of all ranks, and of
-            earlier legs, come before the first of ``examples`` then.
+    Even parts are handed out a round at a time, an example for every rank, so that all ranks get
+    equally many. ``buffer`` examples are shuffled among each other, by ``key``. This rank has drawn
+    ``start`` examples before: those of all ranks, and of earlier legs, come before ``examples``.
     """
 
     def __init__(
@@ -270,10 +263,7 @@ class IterableHead(SequentialStream):
         self._source.forget_before(self._read_count(fresh))
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how much was read when the consumer's last example was drawn.
-
-        Examples that a shuffle buffer held then are lost.
-        """
+        """Tell the source how much was read; examples that a shuffle buffer held are lost."""
         self._source.leave(None if ended else self._read_count(fresh))
 
     def _read_count(self, fresh: int) -> int:

@@ -20,9 +20,7 @@ from stoker.stages.stage import ChainView
 class LoaderSource(HeadSource):
     """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
-    Attributes:
-        loader: the user's loader.
-        before: its own state before the present pass, None where it is unknown.
+    ``before`` is its own state before the present pass, None where it is unknown.
     """
 
     yields_batches = True
@@ -45,10 +43,7 @@ class LoaderSource(HeadSource):
 
     @property
     def is_counted(self) -> bool:
-        """True if its length is reliable: an ``IterableDataset`` may report a wrong one.
-
-        (torch also warns of that later, if it was asked for the length.)
-        """
+        """True if its length is reliable: an ``IterableDataset`` may report a wrong one."""
         counted = hasattr(self.loader, "__len__")
         return counted and not is_iterable_dataset(getattr(self.loader, "dataset", None))
 
@@ -159,13 +154,9 @@ class _Resetting(Iterator[Any]):
 class LoaderHead(SequentialStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
-    If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or
-    share their memory with its workers.
-
-    Args:
-        source: the loader.
-        keep: makes the copies; None if none are needed.
-        loaded, fresh: batches and rows before a resume: the loader begins after them.
+    If a pool keeps them they are copied first (``keep``): the loader may refill its arrays, keep
+    them, or share their memory with its workers. It begins after ``loaded`` batches, ``fresh``
+    rows.
     """
 
     blocking = True

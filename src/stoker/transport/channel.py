@@ -56,10 +56,7 @@ class Arena:
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised array in the arena, which ``put`` need not copy.
-
-        It may be used until the next ``put``.
-        """
+        """Return an uninitialised array in the arena, which the next ``put`` need not copy."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALL_BYTES or dtype.hasobject:
@@ -116,11 +113,7 @@ class Arena:
 
 
 class Unloadable(Exception):
-    """A received value cannot be unpickled; the cause says why.
-
-    Attributes:
-        slot: the slot through which the value came.
-    """
+    """A value that came through ``slot`` cannot be unpickled; the cause says why."""
 
     def __init__(self, slot: int) -> None:
         super().__init__(slot)
@@ -128,10 +121,7 @@ class Unloadable(Exception):
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
-    """Send a value; its arrays go through the arena of ``slot``, or the pipe if that is None.
-
-    Raises pickle's errors.
-    """
+    """Send a value; its arrays go through the arena of ``slot``, or the pipe if that is None."""
     if arena is None:
         header, spans = pickle.dumps(value), list[Span]()
     else:
@@ -143,10 +133,7 @@ def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> 
 
 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
-    """Receive a value; return the slot through which it came, and the value.
-
-    The value's arrays are views of that slot's arena. Raises Unloadable if unpickling fails.
-    """
+    """Receive a value, whose arrays are views of a slot's arena; return the slot and the value."""
     slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()
     arena = arenas[slot]

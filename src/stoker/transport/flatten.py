@@ -22,13 +22,10 @@ ALIGNMENT = 64
 
 
 class Flattener:
-    """Pickles a value into a header; the bytes of its arrays and tensors become buffers.
+    """Pickles a value into a header; the bytes of its arrays and tensors become ``buffers``.
 
     An array that occurs twice in the value is one array in the result. Subclasses of arrays and
     tensors, and tensors that are not dense or not on the CPU, are pickled by their own methods.
-
-    Attributes:
-        buffers: the buffers, in order, each contiguous.
     """
 
     read_only = False

@@ -70,11 +70,8 @@ class Certificates:
 class Secret:
     """What one end of a connection has, to prove that it belongs to the cluster, and to encrypt.
 
-    Attributes:
-        token: the cluster's secret, 32 bytes.
-        certificates: those of this host; None: the token's own.
-        insecure: whether to encrypt nothing, unless this host has certificates: the user trusts the
-            network. Both ends must be told so.
+    ``token``: 32 bytes. ``certificates``: those of this host; None: the token's own. ``insecure``:
+    whether to encrypt nothing, unless this host has certificates; both ends must be told so.
     """
 
     token: bytes = field(repr=False)
@@ -89,8 +86,7 @@ class Secret:
     def context(self, *, server: bool) -> ssl.SSLContext | None:
         """Return the TLS context; None for a connection that is not encrypted.
 
-        Raises TokenError for unusable files; ImportError without cryptography, if this host has no
-        certificates.
+        Raises TokenError for unusable files; ImportError if cryptography is needed and missing.
         """
         if self.certificates is not None:
             return self.certificates.context(server=server)
@@ -235,10 +231,7 @@ def token_path() -> Path:
 
 
 def read_token(path: Path) -> bytes:
-    """Read a token: 64 hexadecimal digits in a file that no other user can read.
-
-    Raises TokenError.
-    """
+    """Read a token: 64 hexadecimal digits in a file that no other user can read, or TokenError."""
     try:
         # Not blocking: opening a named pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -273,10 +266,7 @@ def read_token(path: Path) -> bytes:
 
 
 def make_token_file(path: Path) -> bytes:
-    """Return the token in a file; if the file is missing, write a new token, atomically.
-
-    Raises TokenError.
-    """
+    """Return the token in a file; if the file is missing, write a new token, atomically."""
     # Readable by the user alone: anybody who can read the token may join the cluster.
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")

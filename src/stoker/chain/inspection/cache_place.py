@@ -58,8 +58,6 @@ class Best(NamedTuple):
 def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chain:
     """Return a chain with a cache where it saves most; the same, and a warning, if none would.
 
-    ``version``, ``path`` and ``keep`` are as in ``.cache()``.
-
     Raises ValueError for a chain that has a cache, or in which none can stand.
     """
     if any(stage.traits.caches for stage in chain.stages):
@@ -99,14 +97,10 @@ def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chai
 def best_place(
     saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float
 ) -> Best | None:
-    """Return the place where keeping what fits saves most time; the first of equals.
+    """Return the place where keeping what fits saves most time; the first of equals, or None.
 
-    Args:
-        saved_ns, sizes: the time that each example's form at each place saves, and the bytes that
-            it takes, ``[n, places]``.
-        room_bytes: the room for the sample.
-
-    Returns None if no place saves any time.
+    ``saved_ns``, ``sizes``: the time that each example's form at each place saves, and the bytes
+    that it takes, ``[n, places]``. ``room_bytes``: the room for the sample.
     """
     kept = np.minimum(1.0, room_bytes / np.maximum(sizes.sum(axis=0), 1.0))
     saved = kept * saved_ns.sum(axis=0)

@@ -39,10 +39,7 @@ def labels_of(chain: Chain, field: Any) -> NDArray[Any]:
 
 
 def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:
-    """Return an example as an epoch makes it, up to the stage that joins it with others.
-
-    Raises TypeError, ValueError or LookupError if the epoch lacks it; also errors of stages.
-    """
+    """Return an example as an epoch makes it, up to the stage that joins it with others."""
     chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
     flow, source = chain.flow, _indexed(chain, "example")
     number = _number(chain, number, "example")
@@ -119,10 +116,7 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
 
 
 def next_output(position: EpochPosition) -> Any:
-    """Return the next output without changing the position.
-
-    Raises ValueError if it cannot be made twice, or there is none; also errors of ``state_dict``.
-    """
+    """Return the next output without changing the position. Raises ValueError if it cannot."""
     chain = position.chain
     if not chain.source.is_indexed:
         raise ValueError(

@@ -19,15 +19,7 @@ _MOST_SHARE = 0.5
 
 
 class CsvSource(TableSource):
-    """The rows of CSV files; a file that changes later is not read again.
-
-    Raises:
-        ImportError: there is no pyarrow.
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not CSV or not UTF-8, files differ in their columns, there is no such
-            column, there are no rows, or the files do not fit into memory.
-        TypeError: wrong kinds of arguments.
-    """
+    """The rows of CSV files; a file that changes later is not read again."""
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, delimiter: str) -> None:
         self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")

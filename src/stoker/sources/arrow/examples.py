@@ -105,7 +105,7 @@ def _maps(array: Any) -> list[Any]:
 
 
 def _lists(array: Any) -> list[Any]:
-    """Return an array for each list of numbers, or of lists of one shape; other lists stay lists.
+    """Return an array for each list of numbers, or of lists of one shape; others stay lists.
 
     The result for a list depends only on the list and its type, never on its neighbours.
     """

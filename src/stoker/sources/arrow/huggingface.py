@@ -25,15 +25,6 @@ class HuggingFaceSource(TableSource):
 
     Rows come straight from the dataset's memory-mapped Arrow tables, so the dataset decodes
     nothing. Of its format only the columns count.
-
-    Args:
-        dataset: the dataset.
-        columns: the columns to read; None: the columns of its format.
-
-    Raises:
-        TypeError: it is not a dataset, or a stream, or several splits; ``columns`` is not a list of
-            names.
-        ValueError: it transforms its rows (``with_transform``), has no rows, or lacks a column.
     """
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:

@@ -100,24 +100,8 @@ class ParquetSource(RangedFiles):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group: at URLs as one range, from its first wanted column to
-    its last. Each reading process keeps decoded groups, in up to a quarter of the memory that was
-    free when the source was made.
-
-    Attributes:
-        held: the kept groups.
-
-    Args:
-        paths: files, URLs, patterns, or folders of files ``*.parquet``.
-        options: how URLs are listed and read.
-        columns: the columns to read; None: all.
-
-    Raises:
-        ImportError: there is no pyarrow.
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not a Parquet file, no type holds a column of all files, there is no
-            such column, or there are no rows.
-        TypeError: wrong kinds of arguments.
-        RemoteError: as in ``FilesSource``; also for a server that does not send parts of files.
+    its last. Each reading process keeps decoded groups (``held``), in up to a quarter of the memory
+    that was free when the source was made.
     """
 
     caller = "from_parquet"
@@ -253,10 +237,7 @@ class ParquetSource(RangedFiles):
                     yield from reader.fetch([group])
 
     def groups_that_may_match(self, condition: Any) -> list[int]:
-        """Return the row groups that may have rows with a condition; None: all of them.
-
-        Arrow's expression is held against the statistics in the files.
-        """
+        """Return the row groups whose statistics allow Arrow's condition; None: all of them."""
         if condition is None:
             return list(range(len(self._groups)))
         import pyarrow as pa
@@ -411,10 +392,7 @@ def columns_of(path: str, names: Collection[str]) -> list[str]:
 
 
 def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
-    """Return the schema of the columns that are read, of types that hold the values of all files.
-
-    ``schemas``: each with the first file that has it.
-    """
+    """Return the schema of the columns that are read, of types that hold all files' values."""
     import pyarrow as pa
 
     fields: dict[str, tuple[Any, str]] = {}
@@ -464,8 +442,7 @@ def _row_groups(
 ) -> list[tuple[int, int]]:
     """Return the rows of row groups, and the bytes of these columns, uncompressed.
 
-    Adds to ``nulls`` the columns that may contain some. Raises ValueError for contradictory
-    metadata.
+    Adds to ``nulls`` the columns that may contain some. Raises ValueError for damaged metadata.
     """
     groups = []
     try:

@@ -15,12 +15,6 @@ def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
     """Return for each row of Parquet files whether it matches the filters, ``bool [n]``.
 
     It reads only the named columns, and only row groups that may have a match.
-
-    Args:
-        filters: a list of conditions ``(column, operator, value)``, all of which must hold; or a
-            list of such lists, one of which must hold.
-
-    Raises TypeError or ValueError for invalid filters, and for values that do not fit the columns.
     """
     parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
     dataset = import_pyarrow("from_parquet", "pyarrow.dataset")

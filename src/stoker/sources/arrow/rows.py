@@ -38,10 +38,8 @@ _JOINED_SHARE = 0.125
 class TableColumns:
     """The columns of tables with one schema.
 
-    Attributes:
-        names, kinds: the columns' names and types.
-        are_stacked: whether batches stack the columns: numbers, text, bytes, lists of numbers.
-        are_plain: whether all columns are numbers without nulls.
+    ``are_stacked``: whether batches stack the columns: numbers, text, bytes, lists of numbers.
+    ``are_plain``: whether all columns are numbers without nulls.
     """
 
     def __init__(self, schema: Any, with_nulls: Iterable[str]) -> None:
@@ -55,11 +53,7 @@ class TableColumns:
 
 
 class RowGroup:
-    """A part of a table, each column of which is one array.
-
-    Attributes:
-        num_rows, nbytes: its size; it is a ``HeldBlock``.
-    """
+    """A part of a table, each column of which is one array; it is a ``HeldBlock``."""
 
     def __init__(self, table: Any) -> None:
         self.num_rows, self.nbytes = int(table.num_rows), int(table.get_total_buffer_size())
@@ -86,14 +80,9 @@ class RowGroup:
 
 
 class GroupedRows(Rows):
-    """Rows by number, from consecutive groups.
+    """Rows by number, from consecutive groups, which ``group`` may read first.
 
-    Args:
-        numbering: finds each row's group, and its number there.
-        group: returns a group; it may read the group first.
-        columns: the columns of the rows.
-        row_bytes: the approximate size of a row.
-        used: called with the number of rows taken.
+    ``used`` is called with the number of rows taken.
     """
 
     releases_gil = False
@@ -115,10 +104,7 @@ class GroupedRows(Rows):
 
     @classmethod
     def of(cls, table: Any, picked: Any = None) -> GroupedRows:
-        """Return the rows of a table. Small tables in many chunks are joined (``_is_joined``).
-
-        ``picked``: a table with one column, the numbers of the selected rows; None: all rows.
-        """
+        """Return the rows of a table, or those whose numbers ``picked``, of one column, has."""
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
@@ -213,11 +199,8 @@ class GroupedRows(Rows):
 class _Found:
     """Rows whose groups are known.
 
-    Attributes:
-        columns: the columns of the rows.
-        parts: each group, and the numbers of its rows.
-        back: the place of each row among those of all parts; None: they are in order.
-        row_bytes: the approximate size of a row.
+    ``_parts``: each group, and the numbers of its rows; ``_back``: the place of each row among
+    those of all parts, None where they are in order.
     """
 
     _columns: TableColumns
@@ -240,10 +223,7 @@ class _Found:
         return self._by_arrow(at) if array is None else array
 
     def fill(self, at: int, out: NDArray[Any]) -> None:
-        """Copy a column of numbers without nulls into ``out``.
-
-        Raises ValueError if there are nulls after all: a file's statistics may say anything.
-        """
+        """Copy a column of numbers without nulls into ``out``; a file's statistics may be wrong."""
         if self._array(at, lambda shape, dtype: out) is None:
             raise ValueError("there are nulls where the file says that there are none")
 
@@ -313,10 +293,7 @@ def _is_stacked(kind: Any) -> bool:
 
 
 def _checked(array: Any) -> Any:
-    """Return an array, whose offsets lead nowhere else: Arrow follows them blindly.
-
-    Raises ValueError for damaged data.
-    """
+    """Return an array whose offsets lead nowhere else: Arrow follows them blindly."""
     import pyarrow as pa
 
     kind = array.type
@@ -335,10 +312,7 @@ def _checked(array: Any) -> Any:
 
 
 def _as_array(column: Any) -> NDArray[Any] | None:
-    """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None.
-
-    Of the column's memory, except for booleans.
-    """
+    """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None."""
     import pyarrow as pa
 
     if column.null_count:

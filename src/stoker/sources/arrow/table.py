@@ -20,11 +20,7 @@ _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 class TableSource(IndexedSource):
-    """The rows of a table. A table in memory has no identity.
-
-    Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
-    a table without rows or columns, or with two columns of one name.
-    """
+    """The rows of a table. A table in memory has no identity."""
 
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
@@ -82,10 +78,7 @@ def import_pyarrow(caller: str, module: str = "pyarrow") -> Any:
 
 
 def numbers_in(column: Any, name: str) -> NDArray[Any]:
-    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths.
-
-    Raises TypeError for other columns, ValueError if a value is null.
-    """
+    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths."""
     import pyarrow as pa
 
     compute, types, kind = import_pyarrow("sizes", "pyarrow.compute"), pa.types, column.type
@@ -117,11 +110,7 @@ def is_table(data: object) -> bool:
 
 
 def to_table(data: Any, caller: str) -> Any:
-    """Return a ``pyarrow.Table`` with the same columns, without copies if possible.
-
-    Raises TypeError for an object that is not a table; ValueError if Arrow cannot convert it, or if
-    two columns have one name.
-    """
+    """Return a ``pyarrow.Table`` with the same columns, without copies if possible."""
     pa = import_pyarrow(caller)
     if isinstance(data, pa.Table):
         table = data
@@ -183,10 +172,7 @@ def _without_runs(table: Any, caller: str) -> Any:
 
 
 def without_views(table: Any) -> Any:
-    """Return a table with Polars's string views copied to plain text.
-
-    Arrow cannot take rows of string views.
-    """
+    """Return a table with plain text for Polars's string views: Arrow cannot take their rows."""
     import pyarrow as pa
 
     fields = [field.with_type(without_views_in(field.type)) for field in table.schema]

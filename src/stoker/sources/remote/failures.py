@@ -36,11 +36,7 @@ _LASTING_NAMES = re.compile("Credential|Auth|Validation|Configuration|Unknown")
 
 
 class StatusError(Exception):
-    """An answer whose status is not 200.
-
-    Attributes:
-        retry_after_s: the server's Retry-After in seconds, 0 without one.
-    """
+    """An answer whose status is not 200; ``retry_after_s`` is the server's Retry-After, or 0."""
 
     def __init__(self, status: int, reason: str | None, retry_after: str | None = None) -> None:
         self.status = status
@@ -74,15 +70,10 @@ async def retry(
     timeout_s: float,
     on_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Try until success, a permanent failure, or the end of ``timeout_s``.
+    """Try until success, a permanent failure, or ``timeout_s`` after the first failure.
 
-    Args:
-        timeout_s: seconds after the first failure in which it is tried again.
-        on_retry: called before each further attempt.
-        url: the file's URL, for messages.
-
-    Raises FileNotFoundError if there is no such file, ImportError unchanged, and
-    RemoteError for all other errors.
+    ``on_retry`` is called before each further attempt. Raises FileNotFoundError if there is no such
+    file, ImportError unchanged, and RemoteError for all other errors.
     """
     began = pause_s = 0.0
     attempts = 0

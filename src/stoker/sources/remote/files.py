@@ -49,23 +49,9 @@ class File(NamedTuple):
 class FilesSource(ReadsRanges[Any], IndexedSource):
     """Whole files by path or URL.
 
-    Attributes:
-        access: how to open their file system; None for local files.
-
-    Args:
-        files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
-            (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted,
-            except for URLs of HTTP, which cannot be listed. Hidden files match only patterns that
-            name them. Braces in a single URL (``{000..099}``) are expanded first.
-        options: for URLs, how they are listed and read.
-
-    Raises:
-        FileNotFoundError: no file matches the pattern.
-        ValueError: the list is empty, or has files of several file systems; the pattern is a URL of
-            HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is
-            an example that fails; one that matches a pattern is left out, with a warning.)
-        TypeError: the list contains other objects than paths.
-        RemoteError, ImportError: as in ``FolderSource``.
+    Hidden files match only patterns that name them. A single named file that is a pipe, a socket or
+    a device is refused; in a list it is an example that fails, and left out, with a warning, where
+    it matches a pattern.
     """
 
     fields = File._fields
@@ -123,10 +109,7 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
         return "files" if self._listed is not None and self._listed.versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; for a remote file, the listed one.
-
-        The listed one is URL, size and version.
-        """
+        """Return a local file's current fingerprint; for a remote file, the listed one."""
         if self.access is None:
             path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
@@ -236,17 +219,10 @@ def access_to(given: Paths, options: RemoteOptions) -> Access:
 
 
 def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
-    """Return the matching files: a list's in its order, a pattern's sorted.
+    """Return the matching files, as ``find_files``.
 
-    Args:
-        given: URLs or patterns; braces are expanded first.
-        access: to their file system.
-        suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
-            without it, and without a query, is a folder if there are such files below it; over
-            HTTP it is a file.
-
-    Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
-    RemoteError.
+    A URL without ``suffix``, and without a query, is a folder if there are such files below it;
+    over HTTP it is a file.
     """
     texts = [os.fspath(each) for each in path_list(given, "a source")]
     urls: list[str] = []

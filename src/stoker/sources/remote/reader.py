@@ -66,9 +66,7 @@ class _Read(OneShot[bytes]):
 class RemoteReader:
     """Reads the files of a source on the event loop of its storage; any thread may call it.
 
-    Attributes:
-        requests: the largest number of reads at a time.
-        retries: how often a file was requested again after a temporary failure.
+    At most ``requests`` reads run at a time; ``retries`` counts requests after passing failures.
     """
 
     def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
@@ -87,10 +85,7 @@ class RemoteReader:
         self._loop = storage.loop
 
     def expect(self, indices: Indices) -> None:
-        """Start to read these files, after earlier expected ones; each is for one ``fetch``.
-
-        Returns at once. Does nothing once closed.
-        """
+        """Start to read these files, after earlier expected ones; each is for one ``fetch``."""
         with self._lock:
             if self._closing is not None:
                 return
@@ -132,8 +127,7 @@ class RemoteReader:
     def close(self) -> None:
         """Cancel all reads and close connections; waiting calls get a RuntimeError.
 
-        Any thread may call it, also finalizers, and repeatedly. It waits briefly for reads under
-        way, but never for a server.
+        Any thread may call it, also finalizers, and repeatedly. It never waits for a server.
         """
         with defer_interrupts(again_soon):
             with self._lock:
@@ -224,11 +218,7 @@ def _to_ints(indices: Indices) -> list[int]:
 
 
 class BlockFiles(Protocol):
-    """A block reader's view of its source; called from any thread.
-
-    Attributes:
-        held: the kept blocks.
-    """
+    """A block reader's view of its source; called from any thread. ``held``: the kept blocks."""
 
     held: HeldBlocks
 
@@ -246,17 +236,10 @@ class BlockFiles(Protocol):
 
 
 class BlockReader:
-    """Reads the blocks that contain an epoch's examples; any thread may call it.
+    """Reads the blocks that contain an epoch's examples, by ``inner``; any thread may call it.
 
-    Each expected block is read once, since a held block is never expected.
-
-    Args:
-        blocks: the source of blocks.
-        inner: reads blocks by their numbers.
-        ahead_bytes: blocks are expected as long as they are no larger than that together.
-
-    Attributes:
-        requests: how many examples the engine should expect ahead of fetching them.
+    Each expected block is read once, since a held block is never expected. No more than
+    ``ahead_bytes`` are expected together.
     """
 
     def __init__(self, blocks: BlockFiles, inner: RemoteReader, ahead_bytes: int) -> None:

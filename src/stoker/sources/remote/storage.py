@@ -93,10 +93,7 @@ class Storage(ABC):
 
     @abstractmethod
     async def look_up(self, path: str) -> tuple[int, int]:
-        """Return the size of a file and its version, as in ``Entries``.
-
-        Raises UnusableError where the server does not send its size.
-        """
+        """Return the size of a file and its version, as in ``Entries``. Raises UnusableError."""
 
     @abstractmethod
     def to_path(self, url: str) -> str:

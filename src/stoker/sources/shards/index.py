@@ -93,12 +93,9 @@ class ShardIndex(NamedTuple):
 
 
 def build_index(file: PartialFile) -> ShardIndex:
-    """Read the headers of a shard.
+    """Read the headers of a shard, and note damage: examples before it can be read.
 
-    The index notes damage: examples before it can be read.
-
-    Raises UnusableShardError for a file that is not a shard, and for a shard in which an example
-    has a field twice; OSError.
+    Raises UnusableShardError for what is no shard, or has a field of an example twice; OSError.
     """
     path, version = file.path, file.version
     grouping = _Grouping(path)

@@ -64,21 +64,7 @@ class ShardSource(RangedFiles):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     At URLs runs of neighbours are read if an epoch's order keeps these together, else single
-    examples.
-
-    Args:
-        paths: paths, URLs or patterns.
-        options: how URLs are listed and read.
-        fields: the fields to read; None: all fields of an example.
-        is_strict: whether a damaged shard is refused at once. Otherwise only its incomplete
-            examples fail.
-
-    Raises:
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not a shard, or is compressed as a whole; an example has a field
-            twice; no shard has an example, or one of ``fields``; a shard is damaged.
-        TypeError: wrong kinds of arguments.
-        RemoteError, ImportError: as in ``FilesSource``; also for a server that does not send parts.
+    examples. Unless ``is_strict``, only the incomplete examples of a damaged shard fail.
     """
 
     caller = "from_tar"
@@ -220,10 +206,7 @@ class ShardSource(RangedFiles):
 
 
 def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
-    """Return a function that reads an example's small files in one read, if they are adjacent.
-
-    Storage that seeks then needs one seek.
-    """
+    """Return what reads an example's small files in one read, if they are adjacent: one seek."""
     if len(places) < 2:
         return read
     first = min(start for start, *_ in places)
@@ -298,13 +281,7 @@ class _Run(NamedTuple):
 
 
 class ShardRuns:
-    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these.
-
-    Args:
-        runs: of all shards.
-        shards: the shards.
-        examples: makes examples from a run.
-    """
+    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these."""
 
     def __init__(self, runs: Runs, shards: Sequence[ShardIndex], examples: Files) -> None:
         self.held = HeldBlocks(KEPT_BYTES)

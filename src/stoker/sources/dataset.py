@@ -20,7 +20,6 @@ from stoker.basics.fingerprint import (
 from stoker.basics.pytree import is_tensor
 from stoker.basics.thread_safety import is_thread_safe
 from stoker.schedule.selection import Selection
-from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows, Source
 
@@ -274,7 +273,8 @@ def of_dataset(dataset: Any) -> DatasetSource:
                 "from_dataset needs an object with __len__ and __getitem__; "
                 f"{name} has no {method}{way}"
             )
-    if is_table(dataset) and not hasattr(dataset, "__getitems__"):
+    is_table = hasattr(dataset, "__arrow_c_stream__") or hasattr(dataset, "__dataframe__")
+    if is_table and not hasattr(dataset, "__getitems__"):
         raise TypeError(
             f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
             "are columns: use from_table"

@@ -8,9 +8,12 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import csv
+
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
-from stoker.sources.arrow.table import TableSource, import_pyarrow, to_table
+from stoker.sources.arrow.table import TableSource, to_table
 from stoker.sources.files import compression_of, version_of
 from stoker.sources.patterns import Paths, describe_paths, find_files
 
@@ -25,7 +28,6 @@ class CsvSource(TableSource):
         self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ValueError(f"delimiter is one character, such as ';', not {delimiter!r}")
-        csv = import_pyarrow("from_csv", "pyarrow.csv")
         self._given = describe_paths(paths)
         paths = find_files(paths, "from_csv")
         versions = [version_of(os.stat(path)) for path in paths]
@@ -38,7 +40,7 @@ class CsvSource(TableSource):
             )
         text = repr((self._columns, delimiter, list(map(os.path.abspath, paths)), versions))
         self._identity = f"CSV {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
-        tables = [self._read(csv, path, delimiter) for path in paths]
+        tables = [self._read(path, delimiter) for path in paths]
         self._table = self._join(paths, tables)
         if not len(self):
             raise ValueError(f"{self.name} has no rows")
@@ -51,9 +53,7 @@ class CsvSource(TableSource):
         """Return a digest of the files' paths, sizes and times, and of how they were read."""
         return self._identity
 
-    def _read(self, csv: Any, path: str, delimiter: str) -> Any:
-        import pyarrow as pa
-
+    def _read(self, path: str, delimiter: str) -> Any:
         with open(path, "rb") as file:
             kind = compression_of(file.read(8))
         # By its name alone, pyarrow would take a compressed file for text.
@@ -87,8 +87,6 @@ class CsvSource(TableSource):
         return to_table(_with_nan(table, read), "from_csv")
 
     def _join(self, paths: Sequence[str], tables: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         names = tables[0].column_names
         for path, table in zip(paths, tables, strict=True):
             if sorted(table.column_names) != sorted(names):
@@ -106,9 +104,6 @@ class CsvSource(TableSource):
 
 def _with_nan(table: Any, read: Callable[..., Any]) -> Any:
     """Return a table with the NaN of its numbers, which pyarrow takes for missing values."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     kinds = {
         field.name: pa.float64()
         for field in table.schema

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.basics.validate import names_in
@@ -99,11 +100,8 @@ class HuggingFaceSource(TableSource):
 
     def identity(self) -> str | None:
         """Return the dataset's own fingerprint: a digest of its data and transforms."""
-        return (
-            None
-            if self._own_fingerprint is None
-            else f"datasets {self._own_fingerprint} {self._columns}"
-        )
+        own = self._own_fingerprint
+        return None if own is None else f"datasets {own} {self._columns}"
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -146,15 +144,11 @@ def _check_kind(dataset: Any) -> None:
 
 def _is_file(kind: Any) -> bool:
     """True if a feature is stored as a file: an Image, an Audio, a Video."""
-    import pyarrow as pa
-
     return pa.types.is_struct(kind) and {each.name for each in kind} == _STORED
 
 
 def _with_bytes(table: Any, folder: str) -> Any:
     """Return the table with the files' bytes in place of their paths, and text for views."""
-    import pyarrow as pa
-
     for at, field in enumerate(table.schema):
         if _is_file(field.type):
             chunks = []

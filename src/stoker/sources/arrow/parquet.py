@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import dataset, parquet
 
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
@@ -24,7 +26,7 @@ from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, numbers_in, values_of, without_views_in
+from stoker.sources.arrow.table import numbers_in, values_of, without_views_in
 from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
 from stoker.sources.in_files import FileItem, RangedFiles
@@ -82,7 +84,7 @@ class _OpenFiles:
         metadata = self.metadata(path)
         # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which fetches the
         # columns together beforehand, 0.47.
-        file = _parquet().ParquetFile(path, metadata=metadata, pre_buffer=False)
+        file = parquet.ParquetFile(path, metadata=metadata, pre_buffer=False)
         if metadata is None:
             self.add(path, file.metadata)
         return file
@@ -111,7 +113,6 @@ class ParquetSource(RangedFiles):
     ) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
-        _parquet()
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -201,7 +202,7 @@ class ParquetSource(RangedFiles):
             )
         parts = []
         for path, _ in self._files:
-            with _parquet().ParquetFile(path) as file:
+            with parquet.ParquetFile(path) as file:
                 found = self._declared(file.read(columns=[field], use_threads=False), [field])
             parts.append(found.column(field))
         return parts
@@ -240,9 +241,6 @@ class ParquetSource(RangedFiles):
         """Return the row groups whose statistics allow Arrow's condition; None: all of them."""
         if condition is None:
             return list(range(len(self._groups)))
-        import pyarrow as pa
-        from pyarrow import dataset
-
         kept: set[tuple[int, int]] = set()
         for number, (path, _) in enumerate(self._files):
             footer = pa.BufferOutputStream()
@@ -307,7 +305,7 @@ class ParquetSource(RangedFiles):
 
         part = io.BufferedReader(SeekableFile(version.size_bytes, read))
         try:
-            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
+            file = parquet.ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
             return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
@@ -345,8 +343,6 @@ class ParquetSource(RangedFiles):
 
     def _declared(self, table: Any, names: Sequence[str | int]) -> Any:
         """Return columns in the types that they have over all files; nulls for lacking ones."""
-        import pyarrow as pa
-
         fields, columns = [self._schema.field(name) for name in names], []
         for field in fields:
             kind = _type_in(table.schema, field.name)
@@ -371,13 +367,9 @@ class ParquetSource(RangedFiles):
         )
 
 
-def _parquet() -> Any:
-    return import_pyarrow("from_parquet", "pyarrow.parquet")
-
-
 def _read_metadata(path: str, file: Any) -> Any:
     try:
-        return _parquet().read_metadata(file)
+        return parquet.read_metadata(file)
     except (RemoteError, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:
@@ -393,8 +385,6 @@ def columns_of(path: str, names: Collection[str]) -> list[str]:
 
 def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
     """Return the schema of the columns that are read, of types that hold all files' values."""
-    import pyarrow as pa
-
     fields: dict[str, tuple[Any, str]] = {}
     for schema, path in schemas.items():
         for name in schema.names if columns is None else columns:
@@ -420,8 +410,6 @@ def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
 
 def _wider(one: Any, other: Any) -> Any:
     """Return a field that holds the values of both. Raises errors of pyarrow."""
-    import pyarrow as pa
-
     if one.type == other.type:
         return one
     plain = []

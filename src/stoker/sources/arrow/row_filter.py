@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyarrow import dataset, parquet
 
 from stoker.sources.arrow.parquet import ParquetSource
-from stoker.sources.arrow.table import import_pyarrow
 
 
 def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
@@ -16,8 +16,6 @@ def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
 
     It reads only the named columns, and only row groups that may have a match.
     """
-    parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
-    dataset = import_pyarrow("from_parquet", "pyarrow.dataset")
     alternatives = _checked(filters)
     names = dict.fromkeys(column for all_of in alternatives for column, _, _ in all_of)
     source = source.of_columns([*names])
@@ -53,11 +51,8 @@ def _checked(filters: Any) -> list[list[Any]]:
 
 
 def _are_conditions(given: Any) -> bool:
-    return (
-        isinstance(given, (list, tuple))
-        and bool(given)
-        and all(
-            isinstance(each, (list, tuple)) and len(each) == 3 and isinstance(each[0], str)
-            for each in given
-        )
-    )
+    return isinstance(given, (list, tuple)) and bool(given) and all(map(_is_condition, given))
+
+
+def _is_condition(each: Any) -> bool:
+    return isinstance(each, (list, tuple)) and len(each) == 3 and isinstance(each[0], str)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
@@ -105,8 +106,6 @@ class GroupedRows(Rows):
     @classmethod
     def of(cls, table: Any, picked: Any = None) -> GroupedRows:
         """Return the rows of a table, or those whose numbers ``picked``, of one column, has."""
-        import pyarrow as pa
-
         nulls = [name for name in table.column_names if table.column(name).null_count]
         columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
@@ -256,8 +255,6 @@ class _Found:
 
     def _by_arrow(self, at: int) -> Any:
         """Return a column's values, taken by Arrow from each group."""
-        import pyarrow as pa
-
         parts = [group.column(at).take(pa.array(rows)) for group, rows in self._parts]
         if self._back is None:
             return parts[0]
@@ -283,8 +280,6 @@ def _is_joined(table: Any) -> bool:
 
 def _is_stacked(kind: Any) -> bool:
     """True if a column's values become a batch without a look at each of them."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.FixedShapeTensorType):
         return is_number(kind.value_type) and bool(kind.shape) and kind.permutation is None
     if is_list(kind):
@@ -294,8 +289,6 @@ def _is_stacked(kind: Any) -> bool:
 
 def _checked(array: Any) -> Any:
     """Return an array whose offsets lead nowhere else: Arrow follows them blindly."""
-    import pyarrow as pa
-
     kind = array.type
     if is_text(kind):
         is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
@@ -313,8 +306,6 @@ def _checked(array: Any) -> Any:
 
 def _as_array(column: Any) -> NDArray[Any] | None:
     """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None."""
-    import pyarrow as pa
-
     if column.null_count:
         return None
     if isinstance(column, pa.FixedShapeTensorArray):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute, interchange, types
 
 from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
@@ -69,19 +70,9 @@ class TableSource(IndexedSource):
         return super().extent() + in_chunks(self._table)
 
 
-def import_pyarrow(caller: str, module: str = "pyarrow") -> Any:
-    """Import a module of the extra. Raises ImportError with the command to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{caller} needs pyarrow: pip install pyarrow") from error
-
-
 def numbers_in(column: Any, name: str) -> NDArray[Any]:
     """Return the numbers in an Arrow column; for lists, text and bytes, their lengths."""
-    import pyarrow as pa
-
-    compute, types, kind = import_pyarrow("sizes", "pyarrow.compute"), pa.types, column.type
+    kind = column.type
     if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count:,} nulls: each needs a number")
     if is_list(kind):
@@ -104,14 +95,8 @@ def values_of(column: Any, name: str) -> NDArray[Any]:
     return found.astype(str) if found.dtype == object else found
 
 
-def is_table(data: object) -> bool:
-    """True if an object offers a table by protocol: an Arrow table, or any library's DataFrame."""
-    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
-
-
 def to_table(data: Any, caller: str) -> Any:
     """Return a ``pyarrow.Table`` with the same columns, without copies if possible."""
-    pa = import_pyarrow(caller)
     if isinstance(data, pa.Table):
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
@@ -121,7 +106,7 @@ def to_table(data: Any, caller: str) -> Any:
             kind = type(data).__name__
             raise ValueError(f"{caller}: this {kind} is not a table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
-        table = import_pyarrow(caller, "pyarrow.interchange").from_dataframe(data)
+        table = interchange.from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
         table = pa.Table.from_batches([data])
     else:
@@ -138,17 +123,12 @@ def to_table(data: Any, caller: str) -> Any:
 
 def _with_nan(table: Any, data: Any) -> Any:
     """Return the table of a DataFrame with its NaN, which pandas gives to Arrow as nulls."""
-    import pyarrow as pa
-
-    compute = import_pyarrow("from_table", "pyarrow.compute")
     columns = (table.schema.pandas_metadata or {"columns": []})["columns"]
     for at, (about, field) in enumerate(zip(columns, table.schema, strict=False)):
         column, kind = table.column(at), about["numpy_type"]
-        if (
-            kind.startswith("float") and column.null_count
-        ):  # of NumPy: Float64 and others have nulls
+        if kind.startswith("float") and column.null_count:  # of NumPy: Float64's are nulls
             table = table.set_column(at, field, compute.fill_null(column, float("nan")))
-        elif kind == "object" and pa.types.is_nested(field.type):
+        elif kind == "object" and types.is_nested(field.type):
             values, nulls = data.iloc[:, at].tolist(), column.is_null().to_numpy()
             with contextlib.suppress(pa.ArrowInvalid):  # nulls of pandas within its lists
                 column = pa.array(values, field.type, mask=nulls, from_pandas=False)
@@ -158,11 +138,8 @@ def _with_nan(table: Any, data: Any) -> Any:
 
 def _without_runs(table: Any, caller: str) -> Any:
     """Return a table with run-end-encoded columns decoded: Arrow cannot take their rows."""
-    import pyarrow as pa
-
     for place, field in enumerate(table.schema):
-        if pa.types.is_run_end_encoded(field.type):
-            compute = import_pyarrow(caller, "pyarrow.compute")
+        if types.is_run_end_encoded(field.type):
             try:
                 column = compute.run_end_decode(table.column(place))
             except pa.ArrowNotImplementedError as error:  # of dictionaries, of views
@@ -173,8 +150,6 @@ def _without_runs(table: Any, caller: str) -> Any:
 
 def without_views(table: Any) -> Any:
     """Return a table with plain text for Polars's string views: Arrow cannot take their rows."""
-    import pyarrow as pa
-
     fields = [field.with_type(without_views_in(field.type)) for field in table.schema]
     schema = pa.schema(fields, table.schema.metadata)
     return table if schema == table.schema else table.cast(schema)
@@ -182,9 +157,6 @@ def without_views(table: Any) -> Any:
 
 def without_views_in(kind: Any) -> Any:
     """Return a type with plain text for string views."""
-    import pyarrow as pa
-
-    types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary_view(kind):

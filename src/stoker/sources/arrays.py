@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.images import native
-from stoker.sources.files import FileVersion, version_of
+from stoker.sources.files import version_of
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Indices, Rows
 
@@ -162,12 +162,10 @@ class MemoryColumn(Column):
         self._given = array
         self._array = np.asarray(array)
         self.shape, self.dtype = array.shape, array.dtype
-        # NumPy copies rows fastest from two dimensions.
-        is_flat = array.ndim > 2 and array.flags.c_contiguous
-        self._flat = (
-            self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
-        )
-        row_bytes = math.prod(array.shape[1:]) * array.itemsize
+        self._flat, values = self._array, math.prod(array.shape[1:])
+        if array.ndim > 2 and array.flags.c_contiguous:  # NumPy copies rows fastest from two
+            self._flat = self._array.reshape(len(array), values)
+        row_bytes = values * array.itemsize
         is_whole = self._array[:1].flags.c_contiguous and not array.dtype.hasobject
         self._is_gathered = is_whole and row_bytes in _GATHERED_BYTES
 
@@ -313,7 +311,7 @@ class HdfArray:
         self._path, self._name = path, dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
         self.chunks = dataset.chunks
-        self._version = _version(path)
+        self._version = version_of(os.stat(path))
         self._open: Any = None
         self._owner = OwningProcess()
 
@@ -336,13 +334,8 @@ class HdfArray:
     def _open_dataset(self) -> Any:
         import h5py
 
-        if _version(self._path) != self._version:
+        if version_of(os.stat(self._path)) != self._version:
             raise ValueError(
                 f"{self._path} has changed since the pipeline was built: build it again"
             )
         return h5py.File(self._path, "r")[self._name]
-
-
-def _version(path: str) -> FileVersion:
-    found = os.stat(path)
-    return version_of(found)

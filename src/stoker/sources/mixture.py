@@ -18,7 +18,6 @@ from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
 from stoker.schedule.batch_plan import Planned
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
-from stoker.schedule.orders.order import Order
 from stoker.schedule.progress import Pace
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
@@ -117,7 +116,8 @@ class MixtureSource(SourceOver):
             deal = PartSharding(row, len(self.parts), rank, world, group, dealt, begun)
             drawn = row.counts(self._places_drawn(selection))
         make = [
-            functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
+            functools.partial(part.selection.order, length, seed, purpose=rng.SHUFFLE + number)
+            for number, (part, length) in enumerate(zip(self.parts, self._lengths, strict=True))
         ]
         before = self._drawn_before(selection, epoch)
         if self._changing is not None:  # whatever is said of it later
@@ -130,11 +130,6 @@ class MixtureSource(SourceOver):
         if isinstance(row, PieceRow):
             found.digest = f"{zlib.crc32(np.append(row.before, before).tobytes()):08x}"
         return found
-
-    def _part_order(self, number: int, seed: int, epoch: int) -> Order:
-        """Return the order of an epoch of a part, over all ranks."""
-        selection, length = self.parts[number].selection, self._lengths[number]
-        return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
 
     def _row(self, selection: Selection, epoch: int) -> PartRow:
         """Return the parts of an epoch's places; in step, of those that each rank has."""
@@ -172,10 +167,7 @@ class MixtureSource(SourceOver):
         return known[epoch]
 
     def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
-        if self._changing is None:
-            return None
-        found: list[int] = self._drawn_before(selection, epoch).tolist()
-        return found
+        return None if self._changing is None else [*map(int, self._drawn_before(selection, epoch))]
 
     def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
         if self._changing is None:
@@ -270,18 +262,16 @@ class MixtureSource(SourceOver):
         return len(self.parts)
 
     def signature(self) -> str:
-        weights = self._told_weights()
+        # Weights that change are told by the order's digest.
+        fixed = self.proportions
+        weights = ["fn"] * len(self.parts) if fixed is None else list(map(str, fixed.weights))
         each = [
             f"{weight} of {'.'.join(part.signature)}"
             for weight, part in zip(weights, self.parts, strict=True)
         ]
         until = "all" if self._until_all else "first"
-        until = "as many as all parts have" if self.proportions is None else until
+        until = "as many as all parts have" if fixed is None else until
         return f"mixture until {until}: {', '.join(each)}"
-
-    def _told_weights(self) -> Sequence[int | str]:
-        """Return the weights for a signature; those that change are told by the order's digest."""
-        return ["fn"] * len(self.parts) if self.proportions is None else self.proportions.weights
 
     def extent(self) -> str:
         lines = [f"{self.count():,} examples an epoch"]

@@ -24,11 +24,19 @@ class _OverSeveral(IndexedSource):
     ``kind`` tells it from a source that numbers the same examples in another way.
     """
 
+    caller: str
     kind: str
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         self.sources = tuple(sources)
         self.runs_user_code = any(source.runs_user_code for source in sources)
+
+    @property
+    def name(self) -> str:
+        return f"{self.caller}({', '.join(source.name for source in self.sources)})"
+
+    def signature(self) -> str:
+        return f"{self.caller} of {', '.join(source.signature() for source in self.sources)}"
 
     def with_current_length(self) -> IndexedSource:
         for number, source in enumerate(self.sources, 1):
@@ -164,13 +172,11 @@ class SourceOver(_OverSeveral):
 class ConcatSource(SourceOver):
     """The examples of several sources, one source after another."""
 
+    caller = "concat"
+
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         super().__init__(sources)
         self.prefers_blocks = all(source.prefers_blocks for source in sources)
-
-    @property
-    def name(self) -> str:
-        return f"concat({', '.join(source.name for source in self.sources)})"
 
     @property
     def blocks(self) -> NDArray[np.int64] | None:
@@ -183,14 +189,11 @@ class ConcatSource(SourceOver):
         ]
         return np.concatenate(found) if len(found) == len(each) else None
 
-    def signature(self) -> str:
-        return f"concat of {', '.join(source.signature() for source in self.sources)}"
-
 
 class PairedSource(_OverSeveral):
     """The examples of sources of one length, as tuples: the ones of each number together."""
 
-    kind = "zip"
+    caller = kind = "zip"
     prefers_blocks = False
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
@@ -202,10 +205,6 @@ class PairedSource(_OverSeveral):
                     f"zip() pairs examples by number, but {first.name} has {len(first):,} and "
                     f"{other.name} {len(other):,}"
                 )
-
-    @property
-    def name(self) -> str:
-        return f"zip({', '.join(source.name for source in self.sources)})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -232,17 +231,28 @@ class PairedSource(_OverSeveral):
         """Return a fingerprint that tells those of all sources."""
         return Fingerprint(repr([tuple(source.fingerprint(index)) for source in self.sources]))
 
-    def signature(self) -> str:
-        return f"zip of {', '.join(source.signature() for source in self.sources)}"
+
+class _Readers:
+    """The readers of several sources; one without a reader is read when it is fetched."""
+
+    def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
+        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
+        self._readers = readers
+        self._open = [reader for reader in readers if reader is not None]
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as rest:
+            for reader in self._open:
+                rest.callback(reader.close)
 
 
-class _ReaderOver:
-    """The readers of parts; a part without one is read when it is fetched."""
+class _ReaderOver(_Readers):
+    """The readers of sources whose examples follow each other."""
 
     def __init__(self, source: SourceOver, readers: Sequence[Reader | None]) -> None:
+        super().__init__(source.sources, readers)
         self._source = source
-        self._readers = readers
-        self.requests = sum(reader.requests for reader in readers if reader is not None)
+        self.requests = sum(reader.requests for reader in self._open)
 
     def expect(self, indices: Indices) -> None:
         split_by_part = self._source.split_by_part(indices)
@@ -251,36 +261,22 @@ class _ReaderOver:
                 reader.expect(own)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        sources = self._source.sources
-        each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
-        return _merge_fetched(self._source, indices, each)
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as rest:
-            for reader in self._readers:
-                if reader is not None:
-                    rest.callback(reader.close)
+        return _merge_fetched(self._source, indices, self._each)
 
 
-class _PairedReader:
-    """The readers of paired sources; one without a reader is read when it is fetched."""
+class _PairedReader(_Readers):
+    """The readers of paired sources."""
 
     def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
-        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
-        self._readers = [reader for reader in readers if reader is not None]
-        self.requests = max(reader.requests for reader in self._readers)
+        super().__init__(sources, readers)
+        self.requests = max(reader.requests for reader in self._open)
 
     def expect(self, indices: Indices) -> None:
-        for reader in self._readers:
+        for reader in self._open:
             reader.expect(indices)
 
     def fetch(self, indices: Indices) -> list[Any]:
         return list(zip(*(each.fetch(indices) for each in self._each), strict=True))
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as rest:
-            for reader in self._readers:
-                rest.callback(reader.close)
 
 
 class _RowsOver(Rows):

@@ -45,23 +45,15 @@ class StatusError(Exception):
         super().__init__(f"HTTP {status} {reason or ''}".rstrip())
 
 
-class TruncatedError(Exception):
-    """Fewer bytes, or more, than the listing says."""
-
-
-class StalledError(Exception):
-    """No byte came for too long."""
-
-
-class GarbledError(Exception):
-    """The answer is not HTTP."""
+class PassingError(Exception):
+    """Too few bytes, or too many; none for too long; or an answer that is not HTTP."""
 
 
 class UnusableError(ValueError):
     """An answer that cannot be used and would not change; not retried."""
 
 
-_OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
+_OWN = (StatusError, PassingError, UnusableError)
 
 
 async def retry(

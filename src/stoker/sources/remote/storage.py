@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stoker.basics.future import start_thread
 from stoker.basics.validate import is_whole_number
 from stoker.sources.files import read_file
-from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
+from stoker.sources.remote.failures import PassingError, UnusableError
 
 STALL_S = 10.0
 """The longest pause between two bytes. Requests of object stores take up to seconds under load, not
@@ -176,9 +176,9 @@ class FileStorage(Storage):
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise StalledError(f"not read in {allowed_s:.3g} s") from error
+            raise PassingError(f"not read in {allowed_s:.3g} s") from error
         if len(data) != size != UNKNOWN:
-            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+            raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
     async def _read_whole(self, path: str) -> Any:

@@ -11,13 +11,7 @@ from typing import Any
 
 from stoker.sources.files import refuse_too_large
 from stoker.sources.remote import storage
-from stoker.sources.remote.failures import (
-    GarbledError,
-    StalledError,
-    StatusError,
-    TruncatedError,
-    UnusableError,
-)
+from stoker.sources.remote.failures import PassingError, StatusError, UnusableError
 from stoker.sources.remote.storage import (
     SIZE_UNTOLD,
     UNKNOWN,
@@ -65,7 +59,7 @@ class WebStorage(Storage):
         data, answer = await self._get(path)
         _check_tells_length(answer)
         if len(data) != size != UNKNOWN:
-            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+            raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
     async def read_part(
@@ -88,7 +82,7 @@ class WebStorage(Storage):
                 "two files would be mixed: build it again"
             )
         if len(data) != nbytes or not content_range.replace("=", " ").startswith(f"bytes {start}-"):
-            raise TruncatedError(
+            raise PassingError(
                 f"{len(data)} bytes instead of {nbytes} ({content_range or 'no range'})"
             )
         return data
@@ -142,11 +136,11 @@ class WebStorage(Storage):
                     return b"", answer
                 return await _read_body(answer, url), answer
         except TimeoutError as error:
-            raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
+            raise PassingError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is not HTTP: {_shorten(error.message)}") from error
+            raise PassingError(f"the answer is not HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 

@@ -87,8 +87,7 @@ def is_iterable_dataset(given: Any) -> bool:
 
 def has_state(given: Any) -> bool:
     """True if an object has its own state that includes its position."""
-    methods = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
-    ask, load = methods
+    ask, load = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
     if isinstance(given, type) or not callable(ask) or not callable(load):
         return False
     try:
@@ -142,13 +141,12 @@ class StreamState:
 
         None at the pass's beginning. ``is_ahead``: whether more was read than the consumer took.
         """
-        if self._is_anew:
-            return
-        if place is not None:
-            self.place = place
-        elif self.place is None and self._first is not None:
-            self.place = {"own": self._first, "skip": 0}
-        self._is_ahead = is_ahead
+        if not self._is_anew:
+            if place is not None:
+                self.place = place
+            elif self.place is None and self._first is not None:
+                self.place = {"own": self._first, "skip": 0}
+            self._is_ahead = is_ahead
 
     def end(self) -> None:
         """Take note that a pass came to its end."""
@@ -228,9 +226,9 @@ class StateLog:
         """
         before = None if self._before is None else (0, self._before)
         found = self._last_up_to(number - 1, before)
-        if found is None or number <= found[0]:
-            return None
-        return {"own": found[1], "skip": number - found[0]}
+        if found is not None and number > found[0]:
+            return {"own": found[1], "skip": number - found[0]}
+        return None
 
     def _last_up_to(self, number: int, found: tuple[int, Any] | None) -> tuple[int, Any] | None:
         """Return the last entry after at most this many examples, or else ``found``."""
@@ -278,8 +276,8 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
 
 def validate_state(saved: Any, number: int) -> dict[str, Any]:
     """Return a saved state if it can be valid after so many examples, else raise StateError."""
-    if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
-        skip = saved["skip"]
-        if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
-            return saved
+    most = min(_EVERY, number) if number else _EVERY + 1
+    skip = saved["skip"] if isinstance(saved, dict) and saved.keys() == {"own", "skip"} else -1
+    if is_whole_number(skip) and 0 <= skip < most:
+        return dict(saved)
     raise StateError("the state is damaged: what it says of the stream's own state cannot be")

@@ -263,10 +263,6 @@ class ParquetSource(RangedFiles):
         row_bytes = self._nbytes / len(self)
         return GroupedRows(self._rows_by_group, group, self._read_columns, row_bytes, self._note)
 
-    def _note(self, rows: int) -> None:
-        self._used += rows
-        self._tell_waste()
-
     def extent(self) -> str:
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
@@ -353,8 +349,9 @@ class ParquetSource(RangedFiles):
                 columns.append(column if kind == field.type else column.cast(field.type))
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
-    def _tell_waste(self) -> None:
-        """Warn once if most of the rows read are dropped unused."""
+    def _note(self, rows: int) -> None:
+        """Count used rows; warn once if most of the rows read are dropped unused."""
+        self._used += rows
         held = self.held
         if self._has_warned or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return

@@ -185,12 +185,11 @@ def _matching(names: Sequence[str], pattern: str) -> list[int]:
     return sorted(filter(lambda at: fits(names[at]), found), key=names.__getitem__)
 
 
-def _to_text(file: object) -> str:
-    if isinstance(file, os.PathLike):
-        file = os.fspath(file)
-    if not isinstance(file, str):
-        raise TypeError(f"from_files takes paths and URLs, not {type(file).__name__}")
-    return file
+def _to_text(file: Any) -> str:
+    text = os.fspath(file) if isinstance(file, os.PathLike) else file
+    if not isinstance(text, str):
+        raise TypeError(f"from_files takes paths and URLs, not {type(text).__name__}")
+    return text
 
 
 def _find_protocol(files: Sequence[str]) -> str:

@@ -81,15 +81,6 @@ class ShardIndex(NamedTuple):
         rows = zip(*(column[span].tolist() for column in columns), strict=True)
         return {self.fields[number]: place for number, *place in rows}
 
-    def incomplete(self) -> str | None:
-        """Return the key of the first example that reaches beyond the shard's end, if any."""
-        at = self.places
-        beyond = np.flatnonzero(at.starts + at.nbytes > self.version.size_bytes)
-        if not len(beyond):
-            return None
-        key: str = self.keys[int(np.searchsorted(at.ends, beyond[0], side="right"))]
-        return key
-
 
 def build_index(file: PartialFile) -> ShardIndex:
     """Read the headers of a shard, and note damage: examples before it can be read.

@@ -21,11 +21,7 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.selection import Selection
 from stoker.sources.blocks import HeldBlocks
-from stoker.sources.files import (
-    READ_AT_LEAST,
-    OpenFiles,
-    refuse_too_large,
-)
+from stoker.sources.files import READ_AT_LEAST, OpenFiles, refuse_too_large
 from stoker.sources.in_files import FileItem, RangedFiles, fingerprint_in
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
@@ -143,9 +139,7 @@ class ShardSource(RangedFiles):
         """Return the range from the header of the example's first file to the end of its last."""
         shard, number = self._locate(index)
         places = shard.files_of(number).values()
-        start, _, inflated_bytes = min(places)
-        start -= HEADER_BYTES if inflated_bytes < 0 else 0
-        end = max(at + nbytes for at, nbytes, _ in places)
+        start, end = _begin(min(places)), max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
         return RemoteFile(shard.path, end - start, start, *shard.version[:2])
@@ -153,9 +147,9 @@ class ShardSource(RangedFiles):
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
         files = shard.files_of(number)
-        first, size, inflated_bytes = min(files.values())
-        first -= HEADER_BYTES if inflated_bytes < 0 else 0
-        if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
+        place = min(files.values())
+        first = _begin(place)
+        if first < place[0] and not is_header(data[:HEADER_BYTES], place[1]):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
                 "built: build it again"
@@ -205,6 +199,12 @@ class ShardSource(RangedFiles):
         return example
 
 
+def _begin(place: Sequence[int]) -> int:
+    """Return where a file begins, from its header on: in a zip archive it has that already."""
+    start, _, inflated_bytes = place
+    return start - (HEADER_BYTES if inflated_bytes < 0 else 0)
+
+
 def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
     """Return what reads an example's small files in one read, if they are adjacent: one seek."""
     if len(places) < 2:
@@ -231,9 +231,12 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
     """Refuse a damaged shard, or warn of it."""
     if not shard.damage:
         return
-    key = shard.incomplete()
-    which = "" if key is None else f" (example {key!r} is not all there)"
-    text = f"{shard.path} {shard.damage}{which}"
+    at = shard.places
+    beyond = np.flatnonzero(at.starts + at.nbytes > shard.version.size_bytes)
+    text = f"{shard.path} {shard.damage}"
+    if len(beyond):
+        key = shard.keys[int(np.searchsorted(at.ends, beyond[0], side="right"))]
+        text += f" (example {key!r} is not all there)"
     if is_strict:
         raise ValueError(
             f"{text}. Write it again; or give max_errors=, which leaves out such examples and what "

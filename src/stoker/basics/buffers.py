@@ -67,7 +67,6 @@ class Recycler:
         self._free: dict[int, deque[_Lent]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised C-ordered array."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_RECYCLED_BYTES or dtype.hasobject:
@@ -115,7 +114,6 @@ class Recycler:
         self._free.clear()
 
     def held_bytes(self) -> int:
-        """Return the size of the kept free memory."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _copy_leaf(self, leaf: Any) -> Any:
@@ -211,7 +209,6 @@ def reads_only(fn: AnyCallable) -> AnyCallable:
 
 
 def only_reads(fn: Any) -> bool:
-    """True if a function is declared with `reads_only`."""
     while not _is_marked(fn) and isinstance(fn, functools.partial):
         fn = fn.func
     inner = getattr(fn, "__wrapped__", None)  # functools.wraps copies marks along with names

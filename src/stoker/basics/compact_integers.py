@@ -29,7 +29,6 @@ def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> in
 
 
 def short_repr(what: Any) -> str:
-    """Return a short ``repr`` of any value, for messages."""
     text = repr(what)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -66,7 +65,6 @@ def decode_small(text: Any, most: int, stop: int) -> NDArray[np.int64]:
 
 
 def encode_bytes(values: NDArray[np.generic]) -> str:
-    """Encode the bytes of an array."""
     return base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
 
 

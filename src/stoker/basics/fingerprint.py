@@ -63,7 +63,6 @@ class Fingerprint(NamedTuple):
 
 
 def of_file(name: str, status: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the fingerprint of a local file from its status."""
     inode = 0 if can_renumber(status.st_dev, _mounts()) else status.st_ino
     return Fingerprint(name, status.st_size, status.st_mtime_ns, label, status.st_ctime_ns, inode)
 

@@ -220,7 +220,6 @@ class GeneratorStates:
         return [each.path for each, state in self._states if each.has_moved(state)]
 
     def restore(self) -> None:
-        """Put all of them back."""
         for each, state in self._states:
             each.restore(state)
 
@@ -256,7 +255,6 @@ def _of_numpy(name: str) -> Any:
 
 
 def _seed_bits(bits: Any, seed: int) -> None:
-    """Set the state of a bit generator of NumPy."""
     kind = type(bits)
     if kind is _of_numpy("PCG64") or kind is _of_numpy("PCG64DXSM"):
         words = {"state": seed * _SPREAD & ((1 << 128) - 1), "inc": _PCG_INCREMENT}

@@ -32,7 +32,6 @@ def names(group: str) -> list[str]:
 
 
 def is_own(group: str, name: str) -> bool:
-    """True if stoker itself registers a name."""
     return _is_own(_points(group)[name][0])
 
 

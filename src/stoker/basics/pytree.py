@@ -125,7 +125,6 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, kept: frozenset[type] = fro
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the leaves of a structure in order."""
     parts = children(value)
     if parts is None:
         return [value]
@@ -142,7 +141,6 @@ def is_tensor(value: Any) -> TypeGuard[Any]:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """True if a torch tensor has a sparse layout."""
     return tensor.layout is not sys.modules["torch"].strided
 
 

@@ -143,7 +143,6 @@ def no_descriptors() -> str:
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """True if an error says that no file descriptors are left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -44,7 +44,6 @@ class Deferred:
 
 
 def at_once() -> None:
-    """Raise a Ctrl-C now."""
     signal.raise_signal(signal.SIGINT)
 
 

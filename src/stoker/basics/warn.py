@@ -44,12 +44,10 @@ def say(text: str) -> None:
 
 
 def is_inside_package(path: str) -> bool:
-    """Whether a file of code is stoker's own."""
     return path.startswith(_PACKAGE)
 
 
 def is_inside_library(path: str) -> bool:
-    """Whether a file of code is the standard library's."""
     rest = path.removeprefix(_STANDARD_LIBRARY)
     return rest != path and not rest.startswith(_INSTALLED)
 

@@ -126,7 +126,6 @@ class Chain(ChainView):
         return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
     def with_seed(self, seed: int) -> Chain:
-        """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
 
     def replaying(self, record: Any) -> Chain:
@@ -196,17 +195,14 @@ class Chain(ChainView):
             return self
         if leg not in self._legs:
             self._legs.clear()
-            self._legs[leg] = self._make_on_leg(leg)
+            stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
+            self._legs[leg] = replace(self, stages=stages, leg=leg)
         return self._legs[leg]
 
     @cached_property
     def _legs(self) -> dict[EpochRest, Chain]:
         """The chain of the last leg: the plan of its batches is made once."""
         return {}
-
-    def _make_on_leg(self, leg: EpochRest) -> Chain:
-        stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
-        return replace(self, stages=stages, leg=leg)
 
     def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
         """Return this for another rank, number of ranks, and size of batches. Raises ValueError."""
@@ -235,7 +231,6 @@ class Chain(ChainView):
 
     @property
     def shard(self) -> Any:
-        """Its shard stage, or None."""
         return first_with(self.stages, lambda t: t.shards)
 
     @property
@@ -252,10 +247,8 @@ class Chain(ChainView):
     @property
     def draws(self) -> bool:
         """Whether anything is drawn by the seed; a mixture counts, whose parts may be shuffled."""
-        each = [stage.traits for stage in self.stages]
-        if self.source.has_own_order or self.plans_batches:
-            return True
-        return any(t.shuffles or t.is_random or t.repeats for t in each)
+        by_stage = (t.shuffles or t.is_random or t.repeats for t in (s.traits for s in self.stages))
+        return self.source.has_own_order or self.plans_batches or any(by_stage)
 
     def check_skips(self) -> None:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
@@ -281,7 +274,6 @@ class Chain(ChainView):
 
     @property
     def packs(self) -> bool:
-        """Whether sequences are joined."""
         return any(stage.traits.joins for stage in self.stages)
 
     @property
@@ -436,5 +428,4 @@ class Chain(ChainView):
         self.source.warn_unsharded(is_sharded=self.shard is not None)
 
     def workers_here(self) -> Workers:
-        """Return the workers: the user's choice, or threads."""
         return self.workers or Workers(resources.default_threads(), grows=True)

@@ -26,7 +26,6 @@ from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
-from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
@@ -135,31 +134,21 @@ class EpochPosition:
         """Count all outputs of earlier epochs as acknowledged: a new epoch begins."""
         self._pending.clear()
 
-    def of_epoch(self) -> Counts:
-        """Return the counts of the current epoch alone."""
+    def _at(self) -> Run | Position:
+        """Return how far the current epoch is: its run, or else where that ended."""
         run = self._run
         if run is not None and not run.closed:  # also a parent's: its counts can be read
-            return self._counts(run)
-        return self._counts(self.position or Position())
+            return run
+        return self.position or Position()
+
+    def of_epoch(self) -> Counts:
+        """Return the counts of the current epoch alone."""
+        return self._counts(self._at())
 
     def _counts(self, at: Run | Position) -> Counts:
         """Return the counts of its epoch over all ranks, computed from this rank's counts."""
         own = self.chain.on_leg(at.leg).counts(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
-
-    @property
-    def _leg(self) -> EpochRest | None:
-        """The leg of the current epoch, if other ranks began it."""
-        run = self._run
-        if run is not None and not run.closed:
-            return run.leg
-        return None if self.position is None else self.position.leg
-
-    def _loaded_batches(self) -> int:
-        """Return how many batches of a loader were handed out in the current epoch."""
-        if self._run is not None and not self._run.closed:
-            return self._run.loaded
-        return (self.position or Position()).loaded
 
     def _note(self, run: Run) -> None:
         late = run.late_decisions()
@@ -299,15 +288,13 @@ class EpochPosition:
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""
-        chain, counts = self.chain, self.of_epoch()
-        share = (
-            counts.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
-        )
-        if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
+        chain, at, counts = self.chain, self._at(), self.of_epoch()
+        steps, leg = chain.data_epoch_steps, at.leg
+        share = None if steps is None else counts.steps / steps
+        if isinstance(at, Run) and at.has_handed_out_all:
             return 1.0
         try:
-            fresh = self._loaded_batches() if chain.source.yields_batches else counts.fresh_examples
-            leg = self._leg
+            fresh = at.loaded if chain.source.yields_batches else counts.fresh_examples
             here, before = chain.on_leg(leg), Counts() if leg is None else leg.before
             examples = here.examples_in_batches(self.epoch)
             of_all = (before + here.counts(self.epoch, examples, 0, 0)).fresh_examples

@@ -242,13 +242,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     )  # fmt: skip
     if by.echo is None or by.echo.is_adaptive:
         return Position(order=at.order, leg=leg), PoolSize(), lost_uses
-    begins = Snapshot(
-        0,
-        held.each,
-        np.arange(held.each),
-        held.of_rank(0).remaining,
-        np.zeros(held.each, bool),
-    )
+    each_of, remaining_of = np.arange(held.each), held.of_rank(0).remaining
+    begins = Snapshot(0, held.each, each_of, remaining_of, np.zeros(held.each, bool))
     size = _pool_size(by.echo, first, chain.batch_size)
     start = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
     return start, size, lost_uses
@@ -329,10 +324,9 @@ def _in_turns(
 
 def _places_of(loaded: Loaded, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
     """Return the places of a mixture at numbers of its row of parts."""
-    indexed = loaded.by.indexed
-    assert indexed is not None
-    row, epoch = loaded.by.orders.row, loaded.epoch
-    return [as_array(indexed.places_of(range(*each), row, epoch)) for each in ranges]
+    by, epoch = loaded.by, loaded.epoch
+    assert by.indexed is not None
+    return [as_array(by.indexed.places_of(range(*r), by.orders.row, epoch)) for r in ranges]
 
 
 def _over(leg: EpochRest | None) -> NDArray[np.int64]:
@@ -341,11 +335,9 @@ def _over(leg: EpochRest | None) -> NDArray[np.int64]:
 
 
 def _whole(by: Chain) -> UnreadRanges:
-    indexed = by.indexed
-    assert indexed is not None
-    return UnreadRanges(
-        [(0, indexed.places(by.orders.row.of_all_ranks()))]
-    )  # what is left out, too
+    assert by.indexed is not None
+    # What is left out, too.
+    return UnreadRanges([(0, by.indexed.places(by.orders.row.of_all_ranks()))])
 
 
 def _pool_size(echo: Any, loaded: Loaded, group: int) -> PoolSize:

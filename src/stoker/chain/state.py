@@ -26,7 +26,7 @@ from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import DEFAULT_POOL_BATCHES
-from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
+from stoker.engine.checkpoint import Bounds, PoolSize, Position
 from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
 from stoker.engine.survivors import LOST
@@ -340,7 +340,8 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         bounds = Bounds(
             examples, yielded, group, pool_size, in_step, epoch, flow.carries_pool, cuts
         )
-        found.parts = _nodes(nodes, flow, bounds)
+        given = iter(_in_place(nodes, flow))
+        found.parts = [node for layer in flow.layers for node in layer.read(given, bounds)]
         bounds.check(found.uses)
     return found
 
@@ -375,12 +376,6 @@ def _check_iterated(flow: Flow, yielded: int, nested: bool, leg: EpochRest | Non
         raise StateError(
             "the state is in the middle of an epoch that this pipeline cannot make again"
         )
-
-
-def _nodes(saved: list[Any], flow: Flow, bounds: Bounds) -> list[Node | None]:
-    """Read the node of each layer of a flow; each layer reads its own."""
-    nodes = iter(_in_place(saved, flow))
-    return [node for layer in flow.layers for node in layer.read(nodes, bounds)]
 
 
 def _in_place(nodes: list[Any], flow: Flow) -> list[Any]:

@@ -301,11 +301,8 @@ class StepEpochs(Cursor):
             return self.next_step_epoch * (steps or 0)
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._pending)
-        return (
-            -(-finished // steps) * steps
-            if steps and calling_loop().has_ended_epoch()
-            else finished
-        )
+        has_ended = bool(steps) and calling_loop().has_ended_epoch()
+        return -(-finished // steps) * steps if steps and has_ended else finished
 
     def _asked_to_skip(self) -> int:
         return 0 if self._live_step_epoch() is not None or self._pending else self._skip

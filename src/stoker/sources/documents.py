@@ -106,7 +106,6 @@ class DocumentSource(RangedFiles):
         return np.frombuffer(data, self._file_of(index).dtype).astype(np.int64)
 
     def item(self, index: int) -> FileItem:
-        """Return the file and the document's first token."""
         token = int(self._begins[index])
         return FileItem(self._file_of(index), token, f" from token {token} on")
 

@@ -71,7 +71,6 @@ def has_urls(given: Paths, caller: str) -> bool:
 
 
 def describe_paths(given: Paths) -> str:
-    """Return a short text of the user's paths."""
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"

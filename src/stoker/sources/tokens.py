@@ -147,7 +147,6 @@ class TokenSource(RangedFiles, Rows):
         return f"tokens {kinds} {self._length} {self._separator}"
 
     def item(self, index: int) -> FileItem:
-        """Return the file and the window's first token."""
         file, token = self._locate(index)
         return FileItem(file, token, f" from token {token} on")
 

@@ -121,11 +121,9 @@ class IterableSource(HeadSource):
         return self._stream_state.place
 
     def state(self, number: int) -> Any:
-        """Return the state after ``number`` examples of the present pass."""
         return None if self._log is None else self._log.state(number)
 
     def forget_before(self, number: int) -> None:
-        """Drop the states after fewer examples of the present pass."""
         if self._log is not None:
             self._log.forget_before(number)
 

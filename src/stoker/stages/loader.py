@@ -48,7 +48,6 @@ class LoaderSource(HeadSource):
         return counted and not is_iterable_dataset(getattr(self.loader, "dataset", None))
 
     def count(self) -> int:
-        """Return the loader's number of batches; the loader may raise any error."""
         return len(self.loader)
 
     def open(self) -> Iterator[Any]:
@@ -76,11 +75,9 @@ class LoaderSource(HeadSource):
         return None if left else self.state()
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Record that the consumer left a pass, of which more may have been read."""
         self._stream_state.leave(place, is_ahead=is_ahead)
 
     def end(self) -> None:
-        """Take note that a pass came to its end."""
         self._stream_state.end()
 
     def load(self, state: Any) -> None:

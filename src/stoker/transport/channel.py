@@ -42,7 +42,6 @@ class Arena:
 
     @classmethod
     def create(cls) -> Arena:
-        """Return a new arena."""
         return cls(os.memfd_create("stoker", os.MFD_CLOEXEC))
 
     @property

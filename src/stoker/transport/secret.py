@@ -49,7 +49,6 @@ class Certificates:
     """The certificate that signed all certificates of the cluster."""
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return the TLS context. Raises TokenError for unusable files."""
         context = _new_context(server)
         for path in (self.certificate, self.key, self.authority):
             # OpenSSL would wait for the writer of a named pipe.
@@ -128,7 +127,6 @@ class Secret:
 
 
 def another_token(peer: str) -> str:
-    """Return the message for a peer of another cluster."""
     return (
         f"{peer} has another token, so it belongs to another cluster. Copy the token file of one "
         "host to all hosts of the cluster"
@@ -220,7 +218,6 @@ def host_certificates() -> Certificates | None:
 
 
 def new_token() -> bytes:
-    """Return a new secret: 32 random bytes."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 

@@ -109,10 +109,8 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
         if len(found):
             row = start + int(found[0])
             return int(next(iter(order.places(range(row, row + 1)))))
-    raise LookupError(
-        f"example {number} does not come in epoch {epoch}"
-        + (" on this rank" if chain.rank_world[1] > 1 else "")
-    )
+    here = " on this rank" if chain.rank_world[1] > 1 else ""
+    raise LookupError(f"example {number} does not come in epoch {epoch}{here}")
 
 
 def next_output(position: EpochPosition) -> Any:

@@ -275,7 +275,6 @@ class ParquetSource(RangedFiles):
         return f"parquet {self._columns}{types}"
 
     def item(self, index: int) -> FileItem:
-        """Return the file, and the number of the row in it."""
         file, row = self._rows_by_file.find(index)
         return FileItem(self._files[file], row, f", row {row}")
 

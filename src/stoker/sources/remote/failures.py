@@ -107,7 +107,6 @@ def _is_passing(error: Exception, status: int | None) -> bool:
 
 
 def _find_status(error: Exception) -> int | None:
-    """Return the HTTP status in a storage library's error."""
     for attribute in ("status", "status_code", "code"):
         value = getattr(error, attribute, None)
         if isinstance(value, int) and 100 <= value < 600:

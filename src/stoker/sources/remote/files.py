@@ -98,7 +98,6 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
         return self.locate(index).url
 
     def name_of(self, index: int) -> str:
-        """Return its URL, or the last part of its path."""
         file: str = self._files[index]
         return os.path.basename(file) if self.access is None else file
 
@@ -109,7 +108,6 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
         return "files" if self._listed is not None and self._listed.versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; for a remote file, the listed one."""
         if self.access is None:
             path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
@@ -213,7 +211,6 @@ def _find_pattern(url: str) -> int | None:
 
 
 def access_to(given: Paths, options: RemoteOptions) -> Access:
-    """Return the access to the file system of these URLs."""
     return Access(str(path_list(given, "a source")[0]), options)
 
 

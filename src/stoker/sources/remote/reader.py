@@ -262,11 +262,9 @@ class BlockReader:
             self._inner.expect([block])
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Return the examples at these indices. An error concerns the first of them alone."""
         return self._blocks.examples_of(indices, self._read)
 
     def close(self) -> None:
-        """Cancel the reads under way."""
         self._inner.close()
 
     def _read(self, block: int) -> Any:

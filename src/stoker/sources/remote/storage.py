@@ -126,7 +126,6 @@ class FileStorage(Storage):
         self._local = "file" in protocols
 
     async def read(self, path: str, size: int) -> bytes:
-        """Read a file, and compare its length."""
         return await self._read_in_time(self._read_whole(path), size)
 
     async def read_part(

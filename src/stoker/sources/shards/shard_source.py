@@ -164,7 +164,6 @@ class ShardSource(RangedFiles):
         return f"shards {'all' if self._fields is None else list(self._fields)}"
 
     def item(self, index: int) -> FileItem:
-        """Return the shard, and the key."""
         shard, number = self._locate(index)
         return FileItem(shard, number, f"/{shard.keys[number]}")
 
@@ -302,7 +301,6 @@ class ShardRuns:
         return RemoteFile(shard.path, stop - start, start, *shard.version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
-        """Return a run, made from its bytes."""
         examples = self._runs.examples
         rows = int(examples.ends[index] - examples.starts[index])
         return _Run(int(self._runs.starts[index]), rows, data)

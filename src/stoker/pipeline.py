@@ -68,7 +68,9 @@ class Pipeline(EpochApi[T]):
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        return self._unused_check.note_derived(Pipeline[Any](chain), call)
+        made = Pipeline[Any](chain)
+        self._unused_check.note_derived(made._unused_check, made, call)
+        return made
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.

@@ -257,15 +257,14 @@ class CacheCounts:
     """Misses for which another node did not answer within 5 s."""
 
     def __add__(self, second: CacheCounts) -> CacheCounts:
-        return CacheCounts(*(a + b for a, b in zip(self.all(), second.all(), strict=True)))
+        return CacheCounts(*map(operator.add, self.all(), second.all()))
 
     def __sub__(self, second: CacheCounts) -> CacheCounts:
-        """Return the counts after ``other``."""
-        return CacheCounts(*(a - b for a, b in zip(self.all(), second.all(), strict=True)))
+        return CacheCounts(*map(operator.sub, self.all(), second.all()))
 
     def all(self) -> list[int]:
         """Return the counts, in the order of the fields."""
-        return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
+        return [getattr(self, each.name) for each in fields(CacheCounts)]
 
     @property
     def local_hits(self) -> int:

@@ -31,8 +31,6 @@ _SPREAD = 0x9E3779B97F4A7C15FF51AFD7ED558CCD
 class SeededGenerator(ABC):
     """A generator that can be seeded, and put back. ``path`` says where it is, for people."""
 
-    __slots__ = ("generator", "path")
-
     def __init__(self, path: str, generator: Any) -> None:
         self.path = path
         self.generator = generator
@@ -56,8 +54,6 @@ class SeededGenerator(ABC):
 
 class _PythonGenerator(SeededGenerator):
     """A ``random.Random``."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         self.generator.seed(seed)
@@ -87,8 +83,6 @@ class _PythonGenerator(SeededGenerator):
 class _NumpyGenerator(SeededGenerator):
     """A ``numpy.random.Generator``."""
 
-    __slots__ = ()
-
     def seed(self, seed: int) -> None:
         _seed_bits(self.generator.bit_generator, seed)
 
@@ -104,8 +98,6 @@ class _NumpyGenerator(SeededGenerator):
 
 class _OldNumpyGenerator(SeededGenerator):
     """A ``numpy.random.RandomState``: bits, and the second of two normal numbers made at once."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         bits = self.generator._bit_generator
@@ -141,8 +133,6 @@ class _OldNumpyGenerator(SeededGenerator):
 
 class _TorchGenerator(SeededGenerator):
     """A ``torch.Generator`` of the processor's."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         self.generator.manual_seed(seed)

@@ -6,22 +6,16 @@ Pipelines are immutable, so ``train.shuffle()`` without an assignment does nothi
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from stoker.basics.warn import warn
 
 
-class HasUnusedCheck(Protocol):
-    """A pipeline, as this module sees it."""
-
-    _unused_check: UnusedCheck
-
-
-Derived = TypeVar("Derived", bound=HasUnusedCheck)
-
-
 class UnusedCheck:
-    """The use of a pipeline, and of the last one that was made of it."""
+    """The use of a pipeline, and of the last one that was made of it.
+
+    ``is_used``: whether the pipeline was asked for anything.
+    """
 
     def __init__(self) -> None:
         self.is_used = False
@@ -29,11 +23,10 @@ class UnusedCheck:
         self._call = ""
         self._pipeline: weakref.ref[Any] | None = None
 
-    def note_derived(self, pipeline: Derived, call: str) -> Derived:
-        """Note the pipeline that a method, ``call``, made of this one; return it."""
-        self._last = check = pipeline._unused_check
+    def note_derived(self, check: UnusedCheck, pipeline: Any, call: str) -> None:
+        """Note the pipeline, with its own check, that a method, ``call``, made of this one."""
+        self._last = check
         check._call, check._pipeline = call, weakref.ref(pipeline)
-        return pipeline
 
     def warn_of_dropped(self) -> None:
         """Warn, once, if the last pipeline made of this one is gone and was never used."""

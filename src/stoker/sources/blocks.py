@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.basics.future import OneShot
 from stoker.basics.process import OwningProcess
-
-
-class HeldBlock(Protocol):
-    """A kept block, such as an Arrow table."""
-
-    @property
-    def num_rows(self) -> int:
-        """Its number of examples."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes in memory."""
-        ...
 
 
 class HeldBlocks:
     """The most recently used blocks, by key; one thread reads each, and others wait for it.
 
     Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
-    ``rows_read`` counts the examples that were read in this process.
+    ``rows_read`` counts the examples that were read in this process. A block, such as a table, has
+    ``num_rows`` examples and ``nbytes``.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -43,11 +30,10 @@ class HeldBlocks:
         return key in self._held
 
     def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Return a block that is held, or the ``HeldBlock`` that ``read`` returns; raises what that
-        raises."""
+        """Return a block that is held, or what ``read`` returns; raises what that raises."""
         if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
             self._begin()
-        mine: OneShot[HeldBlock] | None = None
+        mine: OneShot[Any] | None = None
         try:
             with self._lock:
                 found = self._held.pop(key, None)
@@ -77,12 +63,12 @@ class HeldBlocks:
     def _begin(self) -> None:
         self._owner = OwningProcess()
         self._lock = threading.Lock()
-        self._held: dict[Hashable, OneShot[HeldBlock]] = {}
-        self._sizes: dict[OneShot[HeldBlock], int] = {}  # of those that have been read
+        self._held: dict[Hashable, OneShot[Any]] = {}
+        self._sizes: dict[OneShot[Any], int] = {}  # of those that have been read
         self._nbytes = 0
         self.rows_read = 0
 
-    def _evict(self, newest: OneShot[HeldBlock]) -> None:
+    def _evict(self, newest: OneShot[Any]) -> None:
         for key, held in list(self._held.items()):
             if self._nbytes <= self.limit_bytes:
                 return

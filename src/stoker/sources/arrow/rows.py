@@ -54,7 +54,7 @@ class TableColumns:
 
 
 class RowGroup:
-    """A part of a table, each column of which is one array; it is a ``HeldBlock``."""
+    """A part of a table, each column of which is one array; ``HeldBlocks`` keeps it."""
 
     def __init__(self, table: Any) -> None:
         self.num_rows, self.nbytes = int(table.num_rows), int(table.get_total_buffer_size())

@@ -19,7 +19,10 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the first frame outside this package and the standard library, if there is one."""
     here = sys._getframe(1)
     frame: FrameType | None = here
-    while frame is not None and _is_inside(frame.f_code.co_filename):
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not (path.startswith("<frozen ") or is_inside_package(path) or is_inside_library(path)):
+            break
         frame = frame.f_back
     place = frame or here
     warnings.warn_explicit(
@@ -50,7 +53,3 @@ def is_inside_package(path: str) -> bool:
 def is_inside_library(path: str) -> bool:
     rest = path.removeprefix(_STANDARD_LIBRARY)
     return rest != path and not rest.startswith(_INSTALLED)
-
-
-def _is_inside(path: str) -> bool:
-    return path.startswith("<frozen ") or is_inside_package(path) or is_inside_library(path)

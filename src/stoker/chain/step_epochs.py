@@ -66,9 +66,13 @@ class StepEpochs(Cursor):
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
-        self._agree((self.next_step_epoch, max(self._outputs_in_step_epoch(), skip)))
-        self._finish_all()
-        steps = self.chain.steps
+        steps, run = self.chain.steps, self._live_run()
+        done = self.handed_out if steps is None else self.handed_out % steps  # of its step epoch
+        self._agree((self.next_step_epoch, max(done, skip)))
+        # All outputs of earlier step epochs count as acknowledged.
+        self._pending.clear()
+        if run is not None and run.history.late:
+            run.history.acknowledge(run.history.late)
         end = None if steps is None else (self.handed_out // steps + 1) * steps
         rest = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
@@ -92,11 +96,6 @@ class StepEpochs(Cursor):
         if steps is None:
             return 0
         return self.handed_out // steps if self._goes_on else -(-self.handed_out // steps)
-
-    def _outputs_in_step_epoch(self) -> int:
-        """Return the outputs of its step epoch before the next ``iter()``."""
-        steps = self.chain.steps
-        return self.handed_out % steps if steps is not None else self.handed_out
 
     def next(self) -> Any:
         """Return the next output, of the current data epoch or of the next one."""
@@ -287,13 +286,6 @@ class StepEpochs(Cursor):
 
     def _forget_pending(self) -> None:
         """Do nothing: a trainer may acknowledge them after the next data epoch has begun."""
-
-    def _finish_all(self) -> None:
-        """Count all outputs of earlier step epochs as acknowledged: a new one begins."""
-        self._pending.clear()
-        run = self._live_run()
-        if run is not None and run.history.late:
-            run.history.acknowledge(run.history.late)
 
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps

@@ -57,7 +57,10 @@ class HeldBlocks:
             self.rows_read += block.num_rows
             self._sizes[mine] = block.nbytes
             self._nbytes += block.nbytes
-            self._evict(mine)
+            for other, held in list(self._held.items()):  # the one that was used longest ago first
+                if self._nbytes > self.limit_bytes and held is not mine and held in self._sizes:
+                    del self._held[other]
+                    self._nbytes -= self._sizes.pop(held)
         return block
 
     def _begin(self) -> None:
@@ -67,11 +70,3 @@ class HeldBlocks:
         self._sizes: dict[OneShot[Any], int] = {}  # of those that have been read
         self._nbytes = 0
         self.rows_read = 0
-
-    def _evict(self, newest: OneShot[Any]) -> None:
-        for key, held in list(self._held.items()):
-            if self._nbytes <= self.limit_bytes:
-                return
-            if held is not newest and held in self._sizes:
-                del self._held[key]
-                self._nbytes -= self._sizes.pop(held)

@@ -190,10 +190,8 @@ class FileVersion(NamedTuple):
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""
-    fingerprint = of_file("", found)
-    return FileVersion(
-        fingerprint.size_bytes, fingerprint.version, fingerprint.changed_ns, fingerprint.inode
-    )
+    of = of_file("", found)
+    return FileVersion(of.size_bytes, of.version, of.changed_ns, of.inode)
 
 
 class OpenFiles:
@@ -223,18 +221,14 @@ class OpenFiles:
             if len(self._open) >= MOST_OPEN:
                 self._open = {}  # a reader of one of them has a reference
             self._open[path] = file
-        if not self._is_still(file, version):
-            self._open.pop(path, None)
-            raise ValueError(f"{path} has changed since the pipeline was built: build it again")
-        return file
-
-    def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
         found = os.fstat(file.descriptor)
         now = version_of(found)
         # Replacing an open file changes its status, but not the content that is read here.
-        return now == version or (
-            now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
-        )
+        is_alike = now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
+        if now != version and not is_alike:
+            self._open.pop(path, None)
+            raise ValueError(f"{path} has changed since the pipeline was built: build it again")
+        return file
 
 
 class OpenFile:

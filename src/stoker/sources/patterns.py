@@ -108,20 +108,14 @@ def _find(path: str, suffix: str) -> list[str]:
         if not os.path.isdir(hit):
             found.update([hit] if os.path.exists(hit) else [])
         elif suffix:
-            found.update(_files_below(hit, suffix))
+            below = files_below(hit, (suffix,), [])
+            found.update(each for each in below if not is_aside(os.path.relpath(each, hit)))
         elif not is_pattern:
             raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
     if not found:
-        below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
-        raise FileNotFoundError(f"no file fits {path}{below}")
+        nor = f", nor *{suffix} below it" if os.path.isdir(path) else ""
+        raise FileNotFoundError(f"no file fits {path}{nor}")
     return sorted(found)
-
-
-def _files_below(folder: str, suffix: str) -> Iterator[str]:
-    """Yield the data files below a folder."""
-    for path in files_below(folder, (suffix,), []):
-        if not is_aside(os.path.relpath(path, folder)):
-            yield path
 
 
 def is_aside(path: str) -> bool:

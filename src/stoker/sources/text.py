@@ -157,27 +157,19 @@ def index_lines(path: str, *, keep_blank: bool) -> LineIndex:
     file = OpenFile(path)
     version = file.version()
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
-    _refuse_unreadable(path, head)
+    if kind := compression_of(head):
+        raise ValueError(
+            f"{path} is compressed ({kind}): no line of it can be read by its offset. Decompress "
+            "it, or read it in order by from_iterable"
+        )
+    if name := next((name for mark, name in _OTHER_MARKS.items() if head.startswith(mark)), ""):
+        raise ValueError(f"{path} is {name}: make it UTF-8, such as by iconv -f utf-16 -t utf-8")
     first = len(_UTF_8_MARK) if head.startswith(_UTF_8_MARK) else 0
     bounds, heads = _bounds(file, first, version.size_bytes)
     if file.version() != version:
         raise ValueError(f"{path} is being written: wait for its end")
     found = LineIndex(path, version, bounds[:-1], bounds[1:], None)
     return found if keep_blank else _without_blank(found, heads, file)
-
-
-def _refuse_unreadable(path: str, head: bytes) -> None:
-    kind = compression_of(head)
-    if kind:
-        raise ValueError(
-            f"{path} is compressed ({kind}): no line of it can be read by its offset. Decompress "
-            "it, or read it in order by from_iterable"
-        )
-    for mark, name in _OTHER_MARKS.items():
-        if head.startswith(mark):
-            raise ValueError(
-                f"{path} is {name}: make it UTF-8, such as by iconv -f utf-16 -t utf-8"
-            )
 
 
 def _bounds(file: OpenFile, first: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

@@ -126,7 +126,9 @@ class FileStorage(Storage):
         self._local = "file" in protocols
 
     async def read(self, path: str, size: int) -> bytes:
-        return await self._read_in_time(self._read_whole(path), size)
+        if self._local:  # where there are pipes and devices, too
+            return await self._read_in_time(_run_in_thread(lambda: read_file(path)), size)
+        return await self._read_in_time(self._call("cat_file", path), size)
 
     async def read_part(
         self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
@@ -179,11 +181,6 @@ class FileStorage(Storage):
         if len(data) != size != UNKNOWN:
             raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
-
-    async def _read_whole(self, path: str) -> Any:
-        if self._local:  # where there are pipes and devices, too
-            return await _run_in_thread(lambda: read_file(path))
-        return await self._call("cat_file", path)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:

@@ -57,7 +57,9 @@ class WebStorage(Storage):
     async def read(self, path: str, size: int) -> bytes:
         """Read a file; the session checks its length against the answer's header."""
         data, answer = await self._get(path)
-        _check_tells_length(answer)
+        chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+        if answer.content_length is None and not chunked:  # it may be cut short
+            raise UnusableError("the answer does not state its length")
         if len(data) != size != UNKNOWN:
             raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
@@ -171,13 +173,6 @@ async def _read_body(answer: Any, url: str) -> bytes:
             looked = len(body)
             refuse_too_large(2 * looked, url)
     return bytes(body)
-
-
-def _check_tells_length(answer: Any) -> None:
-    """Refuse an answer without a length: it may be cut short."""
-    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
-    if answer.content_length is None and not chunked:
-        raise UnusableError("the answer does not state its length")
 
 
 def _shorten(text: str) -> str:

@@ -397,7 +397,7 @@ def from_parquet(
     train = _begin(source, seed, max_errors)
     if filters is None:
         return train
-    from stoker.sources.arrow.row_filter import matching_rows
+    from stoker.sources.arrow.parquet import matching_rows
 
     matches = matching_rows(source, filters)
     if not matches.any():
@@ -476,7 +476,7 @@ def from_csv(
     are no rows; ImportError without pyarrow (``pip install pyarrow``).
     """
     _check_pyarrow("from_csv")
-    from stoker.sources.arrow.csv_files import CsvSource
+    from stoker.sources.arrow.table import CsvSource
 
     return _begin(CsvSource(paths, columns, delimiter), seed, max_errors)
 
@@ -613,7 +613,7 @@ def from_tokens(
     if length is None:
         if stride is not None:
             raise TypeError("from_tokens(stride=) is of windows: give their length, too")
-        from stoker.sources.documents import DocumentSource
+        from stoker.sources.tokens import DocumentSource
 
         return _begin(DocumentSource(paths, remote, dtype, separator), seed)
     from stoker.sources.tokens import TokenSource

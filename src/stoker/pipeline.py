@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.epoch_api import EpochApi
+from stoker.chain.epoch_api import EpochApi, UnusedCheck
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
-from stoker.chain.unused_check import UnusedCheck
 from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers

@@ -20,8 +20,8 @@ from stoker.schedule import rng
 from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
+from stoker.sources.over import NumberedSource
 from stoker.stages.composite import Stage
 from stoker.stages.stage import ChainStage, ChainView, first_with, followed, not_known
 from stoker.stats import Counts

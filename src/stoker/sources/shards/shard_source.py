@@ -20,11 +20,10 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.selection import Selection
-from stoker.sources.blocks import HeldBlocks
 from stoker.sources.files import READ_AT_LEAST, OpenFiles, refuse_too_large
 from stoker.sources.in_files import FileItem, RangedFiles, fingerprint_in
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
+from stoker.sources.remote.reader import BlockReader, Files, HeldBlocks, RemoteFile
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header, unzip
 from stoker.sources.shards.index import ShardIndex, index_of, show_progress

@@ -28,10 +28,7 @@ class Padded(NamedTuple):
 
 
 def pad(
-    value: Any = 0,
-    *,
-    on: str | int | Sequence[str | int] | None = None,
-    multiple_of: int = 1,
+    value: Any = 0, *, on: str | int | Sequence[str | int] | None = None, multiple_of: int = 1
 ) -> Pad:
     """Batch arrays that differ in their first dimension: ``.batch(32, collate=pad(0))``.
 

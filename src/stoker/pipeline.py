@@ -78,12 +78,7 @@ class Pipeline(EpochApi[T]):
         """
         return Pipeline(self.chain.apply(stage, self))
 
-    def shuffle(
-        self,
-        buffer: Int = None,
-        *,
-        block: int | bool | None = None,
-    ) -> Pipeline[T]:
+    def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams use a

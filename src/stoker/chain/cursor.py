@@ -55,9 +55,7 @@ class Cursor(EpochPosition):
         super().__init__(chain)
         own = [stage.allocate for stage in chain.stages if stage.allocate is not None]
         self._recycler = recycler or Recycler(
-            allocate=own[0] if own else None,
-            spare_bytes=_SPARE_BYTES,
-            resting_bytes=_RESTING_BYTES,
+            allocate=own[0] if own else None, spare_bytes=_SPARE_BYTES, resting_bytes=_RESTING_BYTES
         )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()

@@ -90,7 +90,7 @@ class PipelineIterator(Iterator[T]):
                     ) from None
                 warn(
                     f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
-                    "says: there are no more fresh examples",
+                    "says: there are no more fresh examples"
                 )
             raise
         except BaseException as error:

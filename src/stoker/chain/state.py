@@ -194,7 +194,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
     if version != _minor(np.__version__):
         warn(
             f"the state was saved under NumPy {state['numpy'][:80]}, this is {np.__version__}: its "
-            "random streams may differ, and then so does the rest of the epoch",
+            "random streams may differ, and then so does the rest of the epoch"
         )
     return loaded
 

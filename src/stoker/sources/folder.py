@@ -15,13 +15,7 @@ from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import (
-    IMAGE_SUFFIXES,
-    absolute,
-    files_below,
-    read_files,
-    warn_left_out,
-)
+from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import is_web
 from stoker.sources.remote.files import HIDDEN, Listed

@@ -17,13 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import (
-    FileVersion,
-    OpenFile,
-    OpenFiles,
-    compression_of,
-    refuse_too_large,
-)
+from stoker.sources.files import FileVersion, OpenFile, OpenFiles, compression_of, refuse_too_large
 from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices

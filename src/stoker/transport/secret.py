@@ -173,9 +173,7 @@ def _make_certificate(token: bytes) -> tuple[bytes, bytes]:
         .sign(key, None)
     )
     return certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

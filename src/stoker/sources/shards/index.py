@@ -28,12 +28,7 @@ from numpy.typing import NDArray
 from stoker.basics.resources import user_folder
 from stoker.sources.files import FileVersion, PartialFile
 from stoker.sources.patterns import Names
-from stoker.sources.shards.archives import (
-    DamagedError,
-    UnusableShardError,
-    members_of,
-    split_name,
-)
+from stoker.sources.shards.archives import DamagedError, UnusableShardError, members_of, split_name
 
 # Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 6

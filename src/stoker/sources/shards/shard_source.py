@@ -67,12 +67,7 @@ class ShardSource(RangedFiles):
     _files: Sequence[ShardIndex]
 
     def __init__(
-        self,
-        paths: Paths,
-        options: RemoteOptions,
-        fields: Sequence[str] | None,
-        *,
-        is_strict: bool,
+        self, paths: Paths, options: RemoteOptions, fields: Sequence[str] | None, *, is_strict: bool
     ) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._files = self.look(paths, options, index_of, show=show_progress)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -56,18 +57,6 @@ class DatasetSource(IndexedSource):
         return getattr(type(self._source), name) is not getattr(Source, name)
 
     @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def fields(self) -> Sequence[str | int] | None:
-        return self._source.fields
-
-    @property
-    def class_names(self) -> Sequence[str] | None:
-        return self._source.class_names
-
-    @property
     def is_numbered(self) -> bool:
         return not self._overrides("fingerprint")
 
@@ -101,8 +90,7 @@ class DatasetSource(IndexedSource):
                 raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
             return found
         examples: list[Any] = []
-        failure = self.read_into(examples, indices)
-        if failure is not None:
+        if (failure := self.read_into(examples, indices)) is not None:
             raise failure
         return examples
 
@@ -130,15 +118,6 @@ class DatasetSource(IndexedSource):
         )
         told.__cause__ = error
         return told
-
-    def path(self, index: int) -> str | None:
-        return self._source.path(int(index))
-
-    def local_path(self, index: int) -> str | None:
-        return self._source.local_path(int(index))
-
-    def name_of(self, index: int) -> str:
-        return self._source.name_of(int(index))
 
     def identity(self) -> str | None:
         found: Any = self._source.identity()
@@ -190,12 +169,6 @@ class DatasetSource(IndexedSource):
             )
         return found.astype(np.int64)
 
-    def column(self, field: str | int) -> NDArray[Any]:
-        return self._source.column(field)
-
-    def labels(self, field: str | int | None = None) -> NDArray[Any]:
-        return self._source.labels(field)
-
     @property
     def rows(self) -> Rows | None:
         rows: Any = self._source.rows
@@ -211,6 +184,17 @@ class DatasetSource(IndexedSource):
 
     def extent(self) -> str:
         return self._source.extent() if self._overrides("extent") else super().extent()
+
+
+def _asked(name: str) -> Callable[[DatasetSource, int], Any]:
+    """Return a method that asks the user's ``Source``, with a plain integer."""
+    return lambda self, index: getattr(self._source, name)(int(index))
+
+
+for _name in ("name", "fields", "class_names", "column", "labels"):
+    setattr(DatasetSource, _name, property(attrgetter(f"_source.{_name}")))
+for _name in ("path", "local_path", "name_of"):
+    setattr(DatasetSource, _name, _asked(_name))
 
 
 class _PlainDataset(Source[Any]):

@@ -76,6 +76,8 @@ class Pipeline(EpochApi[T]):
 
         Raises TypeError for any other object, and the errors of its ``check`` and of the methods.
         """
+        if not isinstance(stage, Stage):
+            raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         return Pipeline(self.chain.apply(stage, self))
 
     def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:

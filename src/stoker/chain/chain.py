@@ -22,7 +22,6 @@ from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.sources.origin import IndexedSource, SourceBase
 from stoker.sources.over import NumberedSource
-from stoker.stages.composite import Stage
 from stoker.stages.stage import ChainStage, ChainView, first_with, followed, not_known
 from stoker.stats import Counts
 
@@ -30,7 +29,8 @@ from stoker.stats import Counts
 class Applied(NamedTuple):
     """A user's stage in a chain."""
 
-    stage: Stage
+    stage: Any
+    """A ``stoker.Stage``."""
     parts: range
     """The numbers of the chain's stages that it is made of."""
 
@@ -82,10 +82,8 @@ class Chain(ChainView):
         )
         return replace(chain, applied=applied)
 
-    def apply(self, stage: Stage, pipeline: Any) -> Chain:
+    def apply(self, stage: Any, pipeline: Any) -> Chain:
         """Return this, the chain of ``pipeline``, with the stages that make up a user's stage."""
-        if not isinstance(stage, Stage):
-            raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
         extended, before, name = stage.lower(pipeline), len(self.stages), stage.describe()
         chain: Any = getattr(extended, "chain", None)
@@ -369,10 +367,10 @@ class Chain(ChainView):
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_without_echo(self, epoch: int = 0) -> int:
+    def count_without_echo(self) -> int:
         """Return the number of outputs that a data epoch would have without echoing."""
         limit = self.data_epoch_steps
-        return self._all_steps(epoch, with_echo=False) if limit is None else limit
+        return self._all_steps(0, with_echo=False) if limit is None else limit
 
     def _all_steps(self, epoch: int, *, with_echo: bool = True, trusts_user: bool = True) -> int:
         count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)

@@ -140,13 +140,12 @@ class WorkerTime:
         return self.sampled_s >= _MIN_SAMPLED_S
 
     def __str__(self) -> str:
-        shares = (
-            f"{self.computing_fraction:.0%} computing, {self.queued_fraction:.0%} waiting for a "
-        )
+        busy, queued = f"{self.computing_fraction:.0%}", f"{self.queued_fraction:.0%}"
+        shares = f"{busy} computing, {queued} waiting for a processor"
         if self.asleep_fraction is None:
-            return f"{shares}processor, {self.blocked_fraction:.0%} asleep or waiting for the GIL"
+            return f"{shares}, {self.blocked_fraction:.0%} asleep or waiting for the GIL"
         return (
-            f"{shares}processor, {self.asleep_fraction:.0%} asleep, "
+            f"{shares}, {self.asleep_fraction:.0%} asleep, "
             f"{self.contended_fraction:.0%} waiting for the GIL or another lock"
         )
 

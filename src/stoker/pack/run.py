@@ -124,12 +124,10 @@ def _write(
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-                if (
-                    isinstance(error, OSError)
-                    and not isinstance(error, StokerError)
-                    and error.errno
-                    and error.filename is None
-                ):
+                known = (
+                    isinstance(error, StokerError) or getattr(error, "filename", None) is not None
+                )
+                if isinstance(error, OSError) and error.errno and not known:
                     raise OSError(error.errno, os.strerror(error.errno), temporary) from error
                 raise
             yield PackedShard(name, position - first, nbytes, shard.fields)
@@ -179,16 +177,14 @@ class _TarWriter:
         os.fsync(self._file.fileno())
         file = PartialFile.at(self._path)
         index = build_index(file)
-        found = [
-            (
-                key,
-                {
-                    field: xxhash.xxh3_64_intdigest(file.read(start, nbytes))
-                    for field, (start, nbytes, _) in index.files_of(number).items()
-                },
-            )
-            for number, key in enumerate(index.keys)
-        ]
+        found = []
+        for number, key in enumerate(index.keys):
+            places = index.files_of(number).items()
+            digests = {
+                field: xxhash.xxh3_64_intdigest(file.read(start, nbytes))
+                for field, (start, nbytes, _) in places
+            }
+            found.append((key, digests))
         if found != self._expected:
             raise ValueError(
                 f"{self._path} reads back differently than it was written: check the disk"

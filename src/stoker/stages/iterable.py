@@ -136,17 +136,10 @@ class IterableSource(HeadSource):
             )
         kept = chain.selection.is_kept_by_streams
         if chain.has_fixed_echo or chain.may_leave_out or not kept:
-            each = [(stage.name, stage.traits) for stage in chain.stages]
             in_the_way = [
-                name
-                for name, t in each
-                if t.filters
-                or t.skips
-                or t.joins
-                or t.repeats
-                or t.shuffles
-                or (t.shards and not kept)
-            ]
+                stage.name for stage in chain.stages if (t := stage.traits).filters or t.skips
+                or t.joins or t.repeats or t.shuffles or (t.shards and not kept)
+            ]  # fmt: skip
             raise StateError(
                 f"in the middle of an epoch of {self.name}, what "
                 f"{', '.join(in_the_way) or 'max_errors='} holds or has left out cannot be made "
@@ -171,15 +164,9 @@ class IterableSource(HeadSource):
         position, selection = setup.position, setup.flow.orders.selection
         rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
-        return IterableHead(
-            self,
-            self.open(setup.epoch, position.loader_state, read),
-            selection,
-            setup.flow.orders.selection.buffer,
-            rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
-            tally,
-            position.fresh,
-        )
+        examples = self.open(setup.epoch, position.loader_state, read)
+        key = rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank)
+        return IterableHead(self, examples, selection, selection.buffer, key, tally, position.fresh)
 
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self._given, "set_epoch"):

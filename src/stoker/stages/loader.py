@@ -85,16 +85,12 @@ class LoaderSource(HeadSource):
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: ChainView) -> None:
-        if not self._has_state and chain.flows:
-            raise StateError(
-                "a pass over a loader has no state in its middle, because its batches cannot be "
-                "made again: save after the last batch of an epoch, use torchdata's "
-                "StatefulDataLoader, or build on from_dataset(loader.dataset)"
-            )
         if not self._has_state:
+            what = "a pass" if chain.flows else "an epoch"
+            when = "after the last batch of an epoch" if chain.flows else "between epochs"
             raise StateError(
-                "an epoch over a loader has no state in its middle, because its batches cannot be "
-                "made again: save between epochs, use torchdata's StatefulDataLoader, or build on "
+                f"{what} over a loader has no state in its middle, because its batches cannot be "
+                f"made again: save {when}, use torchdata's StatefulDataLoader, or build on "
                 "from_dataset(loader.dataset)"
             )
         if chain.has_fixed_echo:

@@ -319,17 +319,12 @@ def find_runs(shards: Sequence[ShardIndex]) -> Runs:
         if not len(starts):
             continue
         first = np.flatnonzero(np.diff(starts // RUN_BYTES, prepend=-1))
-        parts.append(
-            (
-                np.diff(first, append=len(starts)),
-                np.full(len(first), number),
-                np.minimum.reduceat(starts, first),
-                # A truncated shard is read up to its end; each example beyond it fails.
-                np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes),
-            )
-        )
-    counts, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
-    return Runs(Numbering(counts), *places)
+        counts, shard_numbers = np.diff(first, append=len(starts)), np.full(len(first), number)
+        # A truncated shard is read up to its end; each example beyond it fails.
+        ends = np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes)
+        parts.append((counts, shard_numbers, np.minimum.reduceat(starts, first), ends))
+    rows, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
+    return Runs(Numbering(rows), *places)
 
 
 def spans_of(shard: ShardIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

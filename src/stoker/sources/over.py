@@ -407,15 +407,8 @@ for _name in (
     *("has_own_order", "may_grow", "prefers_blocks", "takes_many", "blocks", "count", "examples"),
     *("order", "places", "places_of", "places_end", "paces", "part_stats", "parts_count"),
     *("changes_shares", "drawn_before", "note_drawn", "check_leg", "check_state"),
-    *(
-        "lies_by_class",
-        "is_numbered",
-        "landmarks",
-        "contents",
-        "extent",
-        "runs_user_code",
-        "user_objects",
-    ),
+    *("lies_by_class", "is_numbered", "landmarks", "contents", "extent", "user_objects"),
+    "runs_user_code",
     *("path", "local_path", "name_of", "fingerprint", "column", "labels", "attribute"),
 ):
     setattr(NumberedSource, _name, property(attrgetter(f"within.{_name}")))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import whole_from
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import MOVED, PipelineIterator
@@ -85,15 +85,14 @@ class EpochPosition:
 
     def set_epoch(self, epoch: Any) -> None:
         """Set the next epoch; that of a loaded state keeps its position. Raises ValueError."""
-        if not is_whole_number(epoch) or epoch < 0:
-            raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        epoch = whole_from(0, epoch, "an epoch is")
         if self.is_loaded and epoch == self.epoch:
             self._agree_again()
             return
-        self.chain.source.drawn_before(self.chain.orders.row, int(epoch))
+        self.chain.source.drawn_before(self.chain.orders.row, epoch)
         self._agree_again()
-        self.go_to(int(epoch), None)
-        self.chain.source.set_epoch(int(epoch))
+        self.go_to(epoch, None)
+        self.chain.source.set_epoch(epoch)
 
     def _agree_again(self) -> None:
         """Have ranks compare their pipelines at the next ``iter()``; they may call it late."""
@@ -112,14 +111,14 @@ class EpochPosition:
 
     def resume_at(self, outputs: Any) -> None:
         """Have the next ``iter()`` begin after so many outputs of its epoch. Raises ValueError."""
-        self._skip = _outputs(outputs)
+        self._skip = whole_from(0, outputs, "a number of batches is")
 
     def acknowledge(self, outputs: Any) -> None:
         """Record that the trainer has finished with ``outputs`` more outputs. Raises ValueError.
 
         From then on the position counts acknowledged outputs only, in later runs, too.
         """
-        outputs = _outputs(outputs)
+        outputs = whole_from(0, outputs, "a number of batches is")
         self._is_acknowledging = True
         run = self._live_run()
         earlier = min(outputs, len(self._pending))
@@ -332,10 +331,3 @@ class EpochPosition:
         if echo is None:
             return None
         return PoolStats(echo.name, held, known.size or echo.pool or 0, known.bytes)
-
-
-def _outputs(number: Any) -> int:
-    """Check a number of outputs that the user gave."""
-    if not is_whole_number(number) or number < 0:
-        raise ValueError(f"a number of batches is a whole number from 0, not {number!r}")
-    return int(number)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from stoker.basics.signals import finalize
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import whole_from
 from stoker.basics.warn import warn
 from stoker.chain import state
 from stoker.chain.chain import Chain
@@ -208,8 +208,7 @@ class StepEpochs(Cursor):
 
     def set_epoch(self, epoch: Any) -> None:
         """Set the next step epoch. Raises ValueError for one that only its state leads to."""
-        if not is_whole_number(epoch) or epoch < 0:
-            raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        epoch = whole_from(0, epoch, "an epoch is")
         self._agree_again()
         live = self._live_step_epoch()
         if live is not None:
@@ -219,14 +218,14 @@ class StepEpochs(Cursor):
         steps = self.chain.steps
         if epoch and (steps is None or not can_jump(self.chain)):
             raise ValueError(
-                f"under .repeat() epoch {epoch} begins at the end of epoch {int(epoch) - 1}, and "
+                f"under .repeat() epoch {epoch} begins at the end of epoch {epoch - 1}, and "
                 "that position is not known: load a state"
             )
         self.before = Counts()
         self.go_to(0, None)
         self.before = Counts()
         self.handed_out = 0
-        self._advance(int(epoch) * (steps or 0))
+        self._advance(epoch * (steps or 0))
         self._goes_on = False
 
     def _advance(self, outputs: int) -> int:

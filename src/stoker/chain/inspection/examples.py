@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import is_whole_number, whole_from
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_position import EpochPosition
@@ -43,15 +43,11 @@ def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> A
     chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
     flow, source = chain.flow, _indexed(chain, "example")
     number = _number(chain, number, "example")
-    if not is_whole_number(epoch) or epoch < 0:
-        raise ValueError(f".example() takes epoch= as a whole number from 0, not {epoch!r}")
-    if place is None:
-        place = _place_of(chain, number, int(epoch))
-    elif not is_whole_number(place) or place < 0:
-        raise ValueError(f".example() takes place= as a whole number from 0, not {place!r}")
-    if not is_whole_number(use) or use < 1:
-        raise ValueError(f".example() takes use= as a whole number from 1, not {use!r}")
-    return _made(flow, chain.seed, source, number, int(epoch), int(place), int(use))
+    epoch = whole_from(0, epoch, ".example() takes epoch= as")
+    place = _place_of(chain, number, epoch) if place is None else place
+    place = whole_from(0, place, ".example() takes place= as")
+    use = whole_from(1, use, ".example() takes use= as")
+    return _made(flow, chain.seed, source, number, epoch, place, use)
 
 
 def _made(

@@ -267,7 +267,9 @@ class HeldBlocks:
             self._sizes[mine] = block.nbytes
             self._nbytes += block.nbytes
             for other, held in list(self._held.items()):  # the one that was used longest ago first
-                if self._nbytes > self.limit_bytes and held is not mine and held in self._sizes:
+                if self._nbytes <= self.limit_bytes:
+                    break
+                if held is not mine and held in self._sizes:
                     del self._held[other]
                     self._nbytes -= self._sizes.pop(held)
         return block

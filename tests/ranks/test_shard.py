@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import REAL_WORLDS, script
-from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT
+from stoker.schedule.orders.order import TRUE_PERMUTATION_LIMIT
 from stoker.schedule.selection import Selection, Share
 from strategies import (
     Examples,

@@ -27,8 +27,7 @@ from stoker.schedule.batch_plan import PlannedSharding
 from stoker.schedule.epoch_rest import EpochRest, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.packing import PackedSharding
-from stoker.schedule.pools.fixed import Pool
-from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
+from stoker.schedule.pools.fixed import Pool, Snapshot, snapshot_steps
 from stoker.stats import Counts
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.

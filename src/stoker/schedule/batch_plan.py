@@ -97,7 +97,7 @@ class _Window(NamedTuple):
 
 
 class Planned(ABC):
-    """The rows of one rank, batch by batch: a ``CountedSharding``.
+    """The rows of one rank, batch by batch.
 
     Attributes:
         whole: the epoch as a single process reads it.

@@ -24,7 +24,6 @@ from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Prop
 from stoker.schedule.selection import Selection
 from stoker.schedule.sharding import (
     CarriedSharding,
-    CountedSharding,
     EpochIndices,
     PartSharding,
     PartwiseSharding,
@@ -124,7 +123,7 @@ class MixtureSource(SourceOver):
         share, count = selection.share, self.examples(selection)
         rank, world = (share.rank, share.world) if share is not None else (0, 1)
         row = self._row(selection, epoch)
-        deal: CountedSharding
+        deal: Planned | PartSharding | PartwiseSharding
         if self._is_in_step(selection):
             deal = PartwiseSharding(row, rank, count)
             drawn = [world * own for own in row.counts(count)]

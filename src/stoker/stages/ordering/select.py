@@ -14,7 +14,7 @@ from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.errors import CombinationError, StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.order import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceBase, check_fields

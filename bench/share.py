@@ -118,7 +118,7 @@ from harness import Ratio, Report, parser, report
 from inputs import jpegs
 from peers import environment
 
-from stoker.feeds.feeder.memory_budget import BATCHES
+from stoker.feeds.feeder.log import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 

@@ -21,8 +21,8 @@ import served
 from hypothesis import strategies as st
 
 import stoker
-from stoker.feeds import local_socket, messages
-from stoker.feeds.autostart import FeedSettings
+from stoker.feeds import local_feeds, messages
+from stoker.feeds.local_feeds import FeedSettings
 from stoker.feeds.server import FeedServer
 
 WITHIN_S = 200.0
@@ -179,7 +179,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     how = FeedSettings(name, "", **{"timeout_s": 20.0, **settings})
 
     def feed() -> None:
-        listener = local_socket.listen(name)
+        listener = local_feeds.listen(name)
         assert listener is not None
         feeder = FeedServer(listener, make(), how)
         try:
@@ -200,7 +200,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
 
 def feeder_of(name: str) -> int | None:
     """Return the process id of a feed's feeder, None if there is none."""
-    connection = local_socket.connect(name)
+    connection = local_feeds.connect(name)
     if connection is None:
         return None
     with connection:

@@ -34,8 +34,8 @@ from playing import (
 )
 
 import stoker
-from stoker.feeds import local_socket, messages, server
-from stoker.feeds.autostart import FeedSettings
+from stoker.feeds import local_feeds, messages, server
+from stoker.feeds.local_feeds import FeedSettings
 from strategies import one_in, shortened
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_served_says_so(
 ) -> None:
     monkeypatch.setattr(server, "_REFUSING_S", 0.1)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    listener = local_socket.listen(name)
+    listener = local_feeds.listen(name)
     assert listener is not None
     with connect(name) as job:
         messages.send(job, good)
@@ -400,7 +400,7 @@ def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) ->
 
 
 def connect(name: str) -> socket.socket:
-    connection = local_socket.connect_within(name, 10)
+    connection = local_feeds.connect_within(name, 10)
     assert connection is not None
     connection.settimeout(10)
     return connection
@@ -423,7 +423,7 @@ import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.settimeout(10)
-connection.connect({local_socket.address_of(name)!r})
+connection.connect({local_feeds.address_of(name)!r})
 print(len(connection.recv(1000)))
 """
         done = subprocess.run(

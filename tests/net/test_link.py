@@ -21,8 +21,14 @@ from hypothesis import strategies as st
 
 from authority import certificates
 from stoker import TokenError
-from stoker.transport.address import join_address, local_host_towards, split_address
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.transport.link import (
+    Link,
+    LinkError,
+    LinkRefused,
+    join_address,
+    local_host_towards,
+    split_address,
+)
 from stoker.transport.listener import Listener
 from stoker.transport.secret import (
     Certificates,

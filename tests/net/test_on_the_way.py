@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from line import flip_at, line_to
-from stoker.transport.address import join_address, split_address
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.transport.link import Link, LinkError, LinkRefused, join_address, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.secret import Secret
 

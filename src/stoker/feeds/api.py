@@ -122,7 +122,7 @@ def feed(
         connect_or_start,
     )
     from stoker.feeds.ray_feeder import connect_in_cluster
-    from stoker.transport.address import split_address
+    from stoker.transport.link import split_address
 
     check_name(name)
     _check_settings(jobs, staging, timeout_s)

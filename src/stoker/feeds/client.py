@@ -28,7 +28,7 @@ from stoker.pipeline import Pipeline
 from stoker.sources.origin import SourceBase
 from stoker.stages.iterable import IterableSource
 from stoker.stages.loader import LoaderSource
-from stoker.transport.codec.decoder import UnknownType
+from stoker.transport.codec import UnknownType
 
 
 class FeedClient:

@@ -19,8 +19,7 @@ from stoker.errors import ClusterError, FeedError, StokerError
 from stoker.feeds import local_feeds, remote
 from stoker.feeds.local_feeds import FeedSettings
 from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
-from stoker.transport.address import join_address
-from stoker.transport.link import LinkError, LinkRefused
+from stoker.transport.link import LinkError, LinkRefused, join_address
 from stoker.transport.ray_session import (
     check_installed,
     end_with_raylet,

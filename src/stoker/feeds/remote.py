@@ -27,10 +27,8 @@ from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feeds import local_feeds, messages
 from stoker.feeds.shared_memory import Blocks, Payload, Stale, from_payload, map_block, to_payload
-from stoker.transport.address import split_address
-from stoker.transport.codec.decoder import RecordView
-from stoker.transport.codec.encoder import encode_views
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.transport.codec import RecordView, encode_views
+from stoker.transport.link import Link, LinkError, LinkRefused, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.secret import Secret, make_token_file, read_token, token_path
 

@@ -215,8 +215,7 @@ def _measure(made: list[list[MadeForm]]) -> tuple[NDArray[np.float64], ...]:
     A kept form saves what making it takes, but for reading it; nothing if it cannot be stored.
     """
     from stoker.cache.layout import room_of
-    from stoker.transport.codec.decoder import decode
-    from stoker.transport.codec.encoder import encode
+    from stoker.transport.codec import decode, encode
 
     shape = len(made), len(made[0])
     made_ns, saved_ns, sizes = np.zeros(shape), np.zeros(shape), np.zeros(shape)

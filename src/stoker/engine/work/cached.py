@@ -79,7 +79,7 @@ class Cached:
         for is with ``lookups``. With ``lends``, arrays may be read-only views of the store.
         """
         from stoker.cache.store import MISSING, Missing
-        from stoker.transport.codec.record import LEFT_OUT, LeftOut
+        from stoker.transport.codec import LEFT_OUT, LeftOut
 
         known: list[tuple[Fingerprint | None, bytes]] | None = None
         if source.is_numbered and lookups is None and not expected:
@@ -173,6 +173,6 @@ def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.transport.codec.record import LEFT_OUT
+    from stoker.transport.codec import LEFT_OUT
 
     return LEFT_OUT

@@ -15,8 +15,7 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
 from stoker.engine.prefetch import Prefetcher
-from stoker.engine.work.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError

@@ -13,7 +13,7 @@ from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.flow import Own
 from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, RepeatingStream
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot

@@ -16,7 +16,7 @@ from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, done_item
 from stoker.engine.setup import EpochSetup, HeadSource
-from stoker.engine.work.failure import ENDED, Failure
+from stoker.engine.work.step import ENDED, Failure
 from stoker.errors import StageError, StateError
 from stoker.schedule import rng
 from stoker.schedule.rng import UniformAt

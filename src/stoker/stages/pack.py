@@ -40,8 +40,7 @@ from stoker.engine.items import DoneTask, Item, with_value
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.failure import Failure
-from stoker.engine.work.step import RowStep
+from stoker.engine.work.step import Failure, RowStep
 from stoker.errors import CombinationError, FieldError, StateError
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.order import as_array

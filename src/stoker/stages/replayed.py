@@ -18,7 +18,7 @@ from stoker.engine.checkpoint import Count, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, Item, done_item, with_value
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.failure import ENDED, Failure
+from stoker.engine.work.step import ENDED, Failure
 from stoker.errors import CombinationError, StateError
 from stoker.stages.stage import ChainView, first_with
 

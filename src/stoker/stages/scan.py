@@ -22,7 +22,7 @@ from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.errors import StateError
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order

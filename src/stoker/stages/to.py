@@ -27,10 +27,8 @@ from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
 from stoker.basics.signals import pass_on
 from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
-from stoker.engine.padding_mask import PaddingMask
-from stoker.engine.setup import StreamContext
-from stoker.engine.work.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.setup import PaddingMask, StreamContext
+from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
 from stoker.stages.stage import ChainView, StreamStage, Traits, first_with

@@ -17,7 +17,7 @@ from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.errors import StateError
 from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order
 from stoker.stages.stage import ChainView, StreamStage, Traits

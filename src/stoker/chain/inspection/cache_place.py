@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.segment import Segment
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.errors import CacheWarning
 from stoker.frameworks.rank import hosts_of_job

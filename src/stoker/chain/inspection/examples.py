@@ -15,7 +15,7 @@ from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_position import EpochPosition
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.flow import Flow
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
 from stoker.schedule.orders.order import Places

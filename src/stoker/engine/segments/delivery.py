@@ -16,7 +16,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.batching.builder import Columns, Misfits
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import GivenUp, Request
 from stoker.engine.workers.tasks import Task
@@ -181,22 +181,17 @@ class RemoteRows:
 
     def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
-        with self.writer.worker_pool.one_at_a_time:  # nobody has declared the code thread-safe
-            work = self.own_work()
-            with work.seeding(with_global=False):
-                self._do_here(work, start, request, failed)
-
-    def _do_here(
-        self, work: Work, start: int, request: Request, failed: dict[int, Failure]
-    ) -> None:
-        if request.values is None:
-            assert request.indices is not None
-            values = work.read(request.indices, request.places, self.ns)
-        else:
-            is_stored = self.writer.work.fetcher.reader is None
-            values = [
-                failed.get(i) or (self.recycler.copy(value) if is_stored else value)
-                for i, value in enumerate(request.values)
-            ]
-        work.apply(values, request.places, request.uses, self.ns)
-        self.writer.deliver(self.task, start, values, self.ns)
+        work = self.own_work()
+        # Nobody has declared the code thread-safe.
+        with self.writer.worker_pool.one_at_a_time, work.seeding(with_global=False):
+            if request.values is None:
+                assert request.indices is not None
+                values = work.read(request.indices, request.places, self.ns)
+            else:
+                is_stored = self.writer.work.fetcher.reader is None
+                values = [
+                    failed.get(i) or (self.recycler.copy(value) if is_stored else value)
+                    for i, value in enumerate(request.values)
+                ]
+            work.apply(values, request.places, request.uses, self.ns)
+            self.writer.deliver(self.task, start, values, self.ns)

@@ -27,7 +27,7 @@ from stoker.batching.joining import JoinedBatch, Packed, rows_of
 from stoker.batching.user_collate import collate_examples
 from stoker.engine.items import EpochCounters, Item
 from stoker.engine.segments.delivery import RemoteRows, RowWriter
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.work.work import Work
 from stoker.engine.work.worker_status import current_worker
 from stoker.engine.workers.cost import CostEstimate

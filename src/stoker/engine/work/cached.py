@@ -156,17 +156,14 @@ class Cached:
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not self.cache.takes or not self._is_unchanged(source, miss):
+        known = miss.fingerprint  # the file may have changed while it was read
+        is_same = known is not None and self._known(source, miss.index)[0] == known
+        if not self.cache.takes or not is_same:
             return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
         self.cache.offer(miss.key, value)
-
-    def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
-        """Tell whether an example is the one that was looked up; it may change while it is read."""
-        known = miss.fingerprint
-        return known is not None and self._known(source, miss.index)[0] == known
 
 
 def _kept(value: Any, left_out: bool) -> Any:

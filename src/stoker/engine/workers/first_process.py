@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.basics.resources import usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import SENDING, Failure
+from stoker.engine.work.step import SENDING, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import INLINE_BATCH_NS, TIMED, CostEstimate
 from stoker.engine.workers.processes import starting

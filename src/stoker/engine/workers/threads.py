@@ -53,13 +53,6 @@ _LEAST_OF_COSTLY = 0.25
 _REST_S = 2.0
 
 
-def _are_costly(costs: Iterable[CostEstimate]) -> bool:
-    """Whether a batch takes over a millisecond, and not by other programs alone."""
-    least_ns = sum(each.least_row_ns * each.rows_per_batch for each in costs)
-    batch_ns = sum(each.batch_ns() for each in costs)
-    return batch_ns > INLINE_BATCH_NS and least_ns > _LEAST_OF_COSTLY * INLINE_BATCH_NS
-
-
 def is_worker() -> bool:
     """True if the calling thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
@@ -307,10 +300,13 @@ class WorkerPool:
     def warn(self) -> None:
         """Give the warnings about workers; the consumer calls this."""
         tell, costs = self.tells_of_cost, self._costs
-        is_known = bool(costs) and all(each.notes >= _TOLD_NOTES for each in costs)
-        if tell is not None and is_known and _are_costly(costs):
-            self.tells_of_cost = None
-            tell()
+        if tell is not None and costs and all(each.notes >= _TOLD_NOTES for each in costs):
+            batch_ns = sum(each.batch_ns() for each in costs)
+            least_ns = sum(each.least_row_ns * each.rows_per_batch for each in costs)
+            # Over a millisecond a batch, and not by other programs alone.
+            if batch_ns > INLINE_BATCH_NS and least_ns > _LEAST_OF_COSTLY * INLINE_BATCH_NS:
+                self.tells_of_cost = None
+                tell()
         if self.watch is not None and self.watch.warnings:
             with self.lock:
                 messages, self.watch.warnings = self.watch.warnings, []

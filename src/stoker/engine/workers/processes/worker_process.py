@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.work.failure import SENDING, Failure
+from stoker.engine.work.step import SENDING, Failure
 from stoker.engine.work.worker_status import WorkerStatus
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs

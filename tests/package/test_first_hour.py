@@ -242,7 +242,7 @@ CACHES: Mistakes = [
     (lambda: p().cache("auto", cluster="torchrun"), "nodes could choose different ones"),
     (lambda: p().cache("1MiB").cache("1MiB"), "choose a place for it"),
     (lambda: p().echo(2).cache(), "put .cache() before it"),
-    (lambda: p().random_map(lambda x, rng: x).cache(), "the same in every epoch. Put .cache()"),
+    (lambda: p().random_map(lambda x, rng: x).cache(), "the same in every epoch; put .cache()"),
     (lambda: p().batch(2).cache(), "put .cache() before it"),
     (lambda: p().cache("1MiB", cluster="node"), "a list of addresses such as 'node1:7117'"),
     (lambda: s.cached(p()), "a pipeline has .cache()"),

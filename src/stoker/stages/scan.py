@@ -101,7 +101,7 @@ class Scan(StreamStage):
 
     def bind(self, before: ChainView) -> Scan:
         """Check that single examples come here, each once."""
-        check_in_order(".scan()", before)
+        check_in_order("scan()", before)
         return self
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> ScannedStream:

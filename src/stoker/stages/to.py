@@ -31,7 +31,7 @@ from stoker.engine.setup import PaddingMask, StreamContext
 from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
-from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
+from stoker.stages.stage import ChainView, StreamStage, Traits, refuse_behind
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.
@@ -151,9 +151,7 @@ class To(StreamStage):
 
     def bind(self, before: ChainView) -> To:
         """Check that batches come here, from the host."""
-        stage = first_with(before.stages, lambda t: t.moves)
-        if stage is not None:
-            raise CombinationError(f".{self.name} cannot follow {stage.name}: move once")
+        refuse_behind(self.name, before, lambda t: t.moves, "move once")
         if not before.is_batched:
             raise CombinationError(f".{self.name} moves batches: put .batch(n) before it")
         return self
@@ -162,9 +160,6 @@ class To(StreamStage):
         return DeviceStream(
             upstream, self.mover(), context.address, context.worker_pool, context.mask
         )
-
-    def count(self, items: int) -> int:
-        return items
 
     def signature(self) -> None:
         return None

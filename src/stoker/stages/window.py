@@ -41,7 +41,7 @@ class Windows(StreamStage):
 
     def bind(self, before: ChainView) -> Windows:
         """Check that single examples come here, and the first windows of them."""
-        check_in_order(f".{self.stage.describe()}", before)
+        check_in_order(self.stage.describe(), before)
         for output in (0, 1):
             self.inputs(output)
         return self

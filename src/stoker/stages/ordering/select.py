@@ -19,7 +19,7 @@ from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceBase, check_fields
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, refuse_behind
 
 # Numbers that are handled at once: 8 MB. Chosen, not measured.
 _AT_ONCE = 1 << 20
@@ -97,14 +97,14 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
         raise CombinationError(f".{call} chooses examples by their numbers, and {what}")
-    stage = first_with(
-        before.stages,
+    refuse_behind(
+        call,
+        before,
         lambda t: (
             t.shuffles or t.shards or t.filters or t.repeats or t.batches or t.joins or t.scans
         ),
+        "put it behind the source",
     )
-    if stage is not None:
-        raise CombinationError(f".{call} cannot follow {stage.name}: put it behind the source")
     return source
 
 

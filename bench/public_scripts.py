@@ -1,7 +1,7 @@
 """Whether `stoker run` leaves what public training scripts compute as it is, and what it brings.
 
 Scripts as their authors publish them, unedited, each by its own command: first as it is, then with
-``stoker analyze``, then with ``stoker run --exact --apply REPORT.json --do workers,cache``. Losses,
+``stoker analyze``, then with ``stoker run --exact --apply REPORT.json --cache``. Losses,
 accuracies and PSNR that the script prints, or else logs, are compared word for word with those of
 the first start. Predicted and achieved are what `stoker run` says, by turns with the script's own
 settings; the table has the medians over the rounds. (The rows below are older: achieved is there
@@ -16,7 +16,7 @@ The scripts are not part of this project. ``SCRIPTS.json`` lists them where they
 
     [{"name": ..., "kind": ..., "source": ..., "folder": ..., "command": [...]}, ...]
 
-``environment`` and ``do`` (other words for ``--do``) may be given, too.
+``environment`` may be given, too.
 
 Command::
 
@@ -151,11 +151,10 @@ def measure(script: dict[str, Any], max_seconds: float, found: Path) -> dict[str
     if not found.is_file():
         row["applied"] = [analyzed.stderr.strip().splitlines()[-1][:300]]
         return row
-    do = script.get("do", "workers,cache")
     # Some write them to their log alone.
     expected = find_losses(plain.stdout) or find_losses(plain.stderr)
     row |= {"losses": len(expected), "equal": bool(expected)}
-    applied = start(*stoker, "run", "--exact", "--apply", str(found), "--do", do, *command)
+    applied = start(*stoker, "run", "--exact", "--apply", str(found), "--cache", *command)
     losses = find_losses(applied.stdout) or find_losses(applied.stderr)
     row["equal"] &= losses == expected and not applied.returncode
     told = [line for line in applied.stderr.splitlines() if "stoker run" in line]

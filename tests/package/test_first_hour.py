@@ -431,7 +431,6 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         ("analyze --bugdet 1 train.py", "there is no option --bugdet: --help shows all"),
         ("analyze --max-seconds x train.py", "argument --max-seconds: invalid float value: 'x'"),
         ("analyze --json gone/r.json train.py", "cannot write gone/r.json: there is no folder"),
-        ("run --do everything train.py", "must be of workers, cache"),
         ("run --apply gone.json train.py", "stoker analyze --json gone.json train.py writes one"),
         ("what-if train.py", "train.py is not a report of `stoker analyze --json`"),
         ("what-if gone.json", "stoker analyze --json gone.json train.py writes one"),

@@ -127,12 +127,12 @@ def test_nothing_to_write_is_said() -> None:
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     advice = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=6))
     report = msgspec.structs.replace(PREP, actions=[advice])
-    plan = make_plan(report, ["workers"])
+    plan = make_plan(report)
     monkeypatch.setenv("STOKER_RUN_PLAN", write_plan(plan))
     assert read_plan() == plan
     assert plan.loader == PREP.loader.name
     assert (plan.workers, plan.gain) == (6, 1.5)
-    assert make_plan(report, ["cache"]).workers is None
+    assert not plan.cache
     many = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=99_999_999_999))
     write_report(msgspec.structs.replace(PREP, actions=[many]), tmp_path / "report.json")
     with pytest.raises(ValueError, match="is not a report"):
@@ -146,9 +146,9 @@ def test_the_gain_of_a_cache_is_that_of_the_advice(rate: float) -> None:
     report = msgspec.structs.replace(found, examples=10_000, prepared=prepared)
     report = msgspec.structs.replace(report, actions=advise(report))
     (kept,) = (action for action in report.actions if "cached" in action.code)
-    assert make_plan(report, ["workers", "cache"]).kept_gain == kept.gain.value
+    assert make_plan(report, cache=True).kept_gain == kept.gain.value
     random = msgspec.structs.replace(report, prepared=None)
-    assert make_plan(random, ["workers", "cache"]).kept_gain is None
+    assert make_plan(random, cache=True).kept_gain is None
 
 
 CACHED = """
@@ -183,7 +183,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     )
     report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
     plain = start(tmp_path, sys.executable, script.name)
-    words = "--exact", "--apply", report, "--do", "workers,cache"
+    words = "--exact", "--apply", report, "--cache"
     found = run(tmp_path, *words, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
@@ -244,7 +244,7 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 ) -> None:
     script = write_script(tmp_path, DRAWN_ANEW)
     plain = start(tmp_path, sys.executable, script.name)
-    wanted = ("--apply", write_advice(tmp_path), "--do", "cache")
+    wanted = ("--apply", write_advice(tmp_path), "--cache")
     found = run(tmp_path, *wanted, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
@@ -582,7 +582,6 @@ def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     (tmp_path / "no.json").write_text("{}")
     for arguments, message in (
-        (("--do", "everything", script.name), "--do everything: must be of workers, cache"),
         (("--apply", "no.json", script.name), "no.json is not a report of"),
         (("--print-diff", script.name), "stoker analyze --json report.json train.py, then --apply"),
         (("--apply", report, "missing.py"), "there is no script and no command 'missing.py'"),

@@ -166,12 +166,11 @@ class Prefetcher(PulledStream):
                     self._change.notify_all()
                 self._worker_pool.plan()  # before waiting, as planning may make room
                 with self._lock:
-                    while not self._is_closed and not self._has_ended and self._must_wait(item):
+                    # A read error in it has to be raised first.
+                    is_error = isinstance(item, BaseException)
+                    while not (self._is_closed or self._has_ended) and (
+                        len(self._queue) >= self._room or (is_error and self._queue)
+                    ):
                         self._change.wait()
         finally:
             self._inner.clear()  # in this thread, which alone uses it
-
-    def _must_wait(self, last: Item | BaseException | None) -> bool:
-        """True while the queue is full, or a read error in it was not raised yet."""
-        is_error = isinstance(last, BaseException)
-        return len(self._queue) >= self._room or (is_error and bool(self._queue))

@@ -63,11 +63,6 @@ class Share:
     padding: PaddedSharding | None = None
     costs: Costs | None = None
 
-    @property
-    def mixes_ranks(self) -> bool:
-        """Whether a rank's part of a global batch depends on the examples in it."""
-        return self.costs is not None
-
     def count(self, length: int) -> int:
         """Return how many of ``length`` examples are this rank's in an epoch, with padding."""
         if self.padding is not None:
@@ -197,7 +192,8 @@ class Selection:
         """Whether examples come a few blocks with these ends at a time, rather than at random."""
         if self.is_shuffled:
             by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
-            return by_these and not (self.share is not None and self.share.mixes_ranks)
+            # By costs, a rank's part of a global batch depends on the examples in it.
+            return by_these and (self.share is None or self.share.costs is None)
         return self.share is None
 
     def shard(self, rank: int, world: int, *, uneven: bool) -> Selection:

@@ -19,7 +19,6 @@ import ssl
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from stoker.errors import TokenError
 
@@ -145,7 +144,8 @@ def _token_context(token: bytes, server: bool) -> ssl.SSLContext:
     certificate, key = _make_certificate(token)
     context = _new_context(server)
     context.load_verify_locations(cadata=certificate.decode("ascii"))
-    with _nameless_file() as file:  # OpenSSL loads keys from files only
+    # OpenSSL loads keys from files only; this one has no name.
+    with os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b") as file:
         file.write(key + certificate)
         file.flush()
         context.load_cert_chain(f"/dev/fd/{file.fileno()}")
@@ -194,10 +194,6 @@ def _new_context(server: bool) -> ssl.SSLContext:
     if server:
         context.num_tickets = 0  # otherwise tickets, which nobody uses, would be sent first
     return context
-
-
-def _nameless_file() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b")
 
 
 def host_certificates() -> Certificates | None:

@@ -99,14 +99,13 @@ class Work:
         self._after = self.batch_at + (segment.batch is not None)
         self.stages = len(segment.names)
         self.batched_at = self.stages + self.batch_at
-        self.fetcher = Fetcher(
-            source,
-            segment.cache,
-            segment.at,
-            self.stages,
+        cache_counter, behind = (
             self._first + segment.cache_at,
-            segment.reads_what_is_cached,
+            segment.operations[segment.cache_at :],
         )
+        # Image functions alone read what the cache has, before it is stacked.
+        lends = segment.stacks and all(each.only_reads and each.releases_gil for each in behind)
+        self.fetcher = Fetcher(source, segment.cache, segment.at, self.stages, cache_counter, lends)
 
     def for_thread(self) -> Work:
         """Return this for one thread, with a generator of its own."""

@@ -365,7 +365,8 @@ class Pool:
     def _advance(self) -> None:
         self.step += 1
         if self.step % self._snapshot_steps == 0 and not self.ended:
-            self._canonicalise()
+            slots = self._slots_held()  # sorted, so that their order needs no room in a state
+            self._close_holes(slots[np.argsort(self._ordinal[slots])])
             self._take_snapshot()
 
     @property
@@ -630,11 +631,6 @@ class Pool:
             chunks = slots[:, None] if self.group == 1 else [slots]
             levels[int(level)] = deque(chunks)
         return levels
-
-    def _canonicalise(self) -> None:
-        """Sort by ordinal, so that the order of slots needs no room in a state."""
-        slots = self._slots_held()
-        self._close_holes(slots[np.argsort(self._ordinal[slots])])
 
     def _close_holes(self, slots: NDArray[np.int64]) -> None:
         """Move the items in these slots, which are all items, to the first slots."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
+from stoker.engine.heads import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
-from stoker.engine.prefetch import Prefetcher
 from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.workers.cost import CostEstimate
-from stoker.engine.workers.tasks import CHUNK_NS, Task
-from stoker.engine.workers.threads import WorkerPool, is_worker
+from stoker.engine.workers.threads import CHUNK_NS, Task, WorkerPool, is_worker
 from stoker.engine.workers.tuning import Autotuner
 from strategies import few
 

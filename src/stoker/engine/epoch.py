@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from stoker.basics.generators import SeededGenerator
 from stoker.engine.flow import Own
+from stoker.engine.heads import Prefetcher, SequentialStream
 from stoker.engine.items import (
     EpochCounters,
     Item,
     Planning,
     PulledStream,
     RepeatingStream,
-    SequentialStream,
     Stream,
     row,
 )
-from stoker.engine.prefetch import Prefetcher
 from stoker.engine.segments.granularity import FOLLOWED_BATCHES, Granularity
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream

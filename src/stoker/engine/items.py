@@ -33,7 +33,7 @@ import msgspec
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Node, Position, UpstreamRequest
-from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import Task
 from stoker.schedule.echo_record import DecidedLate, Decisions
 
 
@@ -456,60 +456,6 @@ class DrivenStream(PulledStream):
     def peek(self) -> Item | None:
         self._next_item = self.pull()
         return self._next_item
-
-
-class SequentialStream(DrivenStream):
-    """The stream at the head of a flow: a source that is read one item after another.
-
-    The source is read when an item is taken, so at most one item is ready: one that was peeked at.
-    """
-
-    is_full = False
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        return min(count, int(self._next_item is not None)), False
-
-    def wait_for(self, count: int) -> None:
-        """Do nothing."""
-
-    def ready_since(self) -> tuple[int, int | None]:
-        return 0, None
-
-    def recompute(self, number: int) -> Item:
-        """Refuse: states that would need this are refused before."""
-        raise AssertionError("what can only be iterated cannot be made again")
-
-    @abstractmethod
-    def has_ended(self) -> bool:
-        """True if the source is exhausted. An item or error that this reads comes next."""
-
-    def loaded_with(self, item: Item, loaded: int) -> int:
-        """Return the number of a loader's batches that are handed out with ``item``."""
-        return loaded
-
-    @abstractmethod
-    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        """Return the source's own state after so many examples and batches, or None.
-
-        Also return the number of reads before that state.
-        """
-
-    def forget_states(self, fresh: int, loaded: int) -> None:
-        """Drop the states after fewer examples, and after fewer batches of a loader."""
-
-    def has_raised(self, error: BaseException) -> bool:
-        """True if the source raised this error, and may go on. True only once for each error."""
-        return False
-
-    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how far the consumer got, or that the pass ``ended`` by itself.
-
-        It may have been read further.
-        """
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Interrupt another thread that waits for the source, if possible."""
 
 
 class DoneTask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import PoolSize, Position
 from stoker.engine.flow import Flow, Own
-from stoker.engine.items import EpochCounters, Item, Planning, SequentialStream
+from stoker.engine.items import EpochCounters, Item, Planning
 from stoker.engine.survivors import SkipLog
 from stoker.engine.work.step import WorkAddress
 from stoker.engine.workers.make import KeptWorkers, Workers
@@ -20,7 +19,6 @@ from stoker.errors import StageError
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_rest import EpochRest
 from stoker.schedule.sharding import PaddedSharding
-from stoker.sources.origin import SourceBase
 
 
 @dataclass(frozen=True)
@@ -124,14 +122,3 @@ class StreamContext:
     def leg(self) -> EpochRest | None:
         """The leg of the epoch, if other ranks took it over; else None."""
         return self.setup.flow.orders.selection.leg
-
-
-class HeadSource(SourceBase):
-    """A source that is iterated: of examples, or of ready batches."""
-
-    @abstractmethod
-    def head(self, setup: EpochSetup, tally: EpochCounters) -> SequentialStream:
-        """Begin a pass of an epoch; ``tally`` counts time.
-
-        Raises StateError if it cannot begin where it should.
-        """

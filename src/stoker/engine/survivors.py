@@ -39,7 +39,7 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.segment import Segment
 from stoker.engine.work.step import Failure, Rejected
-from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import Task
 from stoker.errors import Skip, StageError, TooManyErrors, describe_error
 
 

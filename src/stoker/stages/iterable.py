@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
-from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, done_item
-from stoker.engine.setup import EpochSetup, HeadSource
+from stoker.engine.heads import HeadSource, SequentialStream
+from stoker.engine.items import HEAD, EpochCounters, Item, done_item
+from stoker.engine.setup import EpochSetup
 from stoker.engine.work.step import ENDED, Failure
 from stoker.errors import StageError, StateError
 from stoker.schedule import rng

@@ -10,8 +10,9 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
-from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, WouldBlock, done_item
-from stoker.engine.setup import EpochSetup, HeadSource
+from stoker.engine.heads import HeadSource, SequentialStream
+from stoker.engine.items import HEAD, EpochCounters, Item, WouldBlock, done_item
+from stoker.engine.setup import EpochSetup
 from stoker.errors import StateError
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt, is_iterable_dataset
 from stoker.stages.stage import ChainView

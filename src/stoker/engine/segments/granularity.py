@@ -23,7 +23,7 @@ from stoker.engine.items import Item, Stream
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.make import Ahead
-from stoker.engine.workers.tasks import CHUNK_NS
+from stoker.engine.workers.threads import CHUNK_NS
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal

@@ -32,7 +32,7 @@ from stoker.engine.items import (
 from stoker.engine.segments.granularity import Granularity
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.step import ENDED, Failure
-from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import Task
 from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.sharding import EpochIndices
 

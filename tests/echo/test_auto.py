@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import children
 from stoker import testing
-from stoker.engine import prefetch
+from stoker.engine import heads
 from stoker.schedule.echo_record import decode
 from strategies import (
     POINTS,
@@ -1753,7 +1753,7 @@ def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
 def test_closing_does_not_wait_long_for_a_loader_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "_JOIN_S", 0.2)  # it is a few seconds
+    monkeypatch.setattr(heads, "_JOIN_S", 0.2)  # it is a few seconds
     loader = Batches(16, held=4)
     before = threads()
     iterator = iter(stoker.from_loader(loader, seed=0).to_torch().echo())

@@ -22,7 +22,7 @@ from playing import feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
-from stoker.feeds import local_feeds, messages, payload
+from stoker.feeds import local_feeds, messages, shared_memory
 from stoker.feeds.messages import (
     Begin,
     End,
@@ -350,7 +350,7 @@ class Impostor:
     def item(self, number: int = 0, **changed: Any) -> None:
         """Send an output in shared memory."""
         with_descriptors = changed.pop("descriptors", None)
-        self.payload = payload.to_payload(np.full(10_000, float(number)), self._blocks)
+        self.payload = shared_memory.to_payload(np.full(10_000, float(number)), self._blocks)
         self.payload.mark(number + 1)
         fields = {
             "request_id": self._turn,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import finalize
-from stoker.transport.flatten import Flattener, aligned_offsets
+from stoker.transport.flatten import Flattener, address_of, aligned_offsets
 
 # One page for the generation, so that the contents are aligned to a page, too.
 _HEAD_BYTES = 4096
@@ -114,7 +114,7 @@ class Blocks:
         # The finalizer is the array's, not the mapping's: an array's finalizer runs before its
         # memory is unmapped. Afterwards something else could lie at that address.
         owner = _Memory((size,), np.uint8, contents, _HEAD_BYTES)
-        start = _address_of(owner)
+        start = address_of(owner)
         with self._lock:
             self._blocks[start] = block
             self._starts = sorted(self._blocks)
@@ -137,7 +137,7 @@ class Blocks:
             block = self._blocks.get(start)
         if block is None or high > start + block.size:
             return None
-        return block, _address_of(array) - start
+        return block, address_of(array) - start
 
     def clear(self) -> None:
         """Release all free memory."""
@@ -157,11 +157,6 @@ class Blocks:
 
 class _Memory(np.ndarray[Any, Any]):
     """A subclass, so that views keep it as their base: NumPy skips plain arrays (see buffers)."""
-
-
-def _address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.transport.flatten import ALIGNMENT, Flattener
+from stoker.transport.flatten import Flattener, address_of, align
 
 # An arena grows in steps of this size, so that arrays of varying sizes do not resize it each time.
 # Chosen, not measured.
@@ -65,7 +65,7 @@ class Arena:
         if size < _SMALL_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
         start = self._end
-        self._end = _align(start + size)
+        self._end = align(start + size)
         self._grow(self._end)
         array: NDArray[Any] = np.ndarray(shape, dtype, self._memory(self._end), start)
         self._own_arrays.append((array, start))
@@ -76,12 +76,12 @@ class Arena:
 
         Buffers of arrays that ``array`` returned are in the arena already and are not copied.
         """
-        own_starts = {_address(array): start for array, start in self._own_arrays}
+        own_starts = {address_of(array): start for array, start in self._own_arrays}
         end, spans, copied = self._end, [], []
         for buffer in buffers:
-            start = own_starts.get(_address(np.asarray(buffer))) if own_starts else None
+            start = own_starts.get(address_of(np.asarray(buffer))) if own_starts else None
             if start is None:
-                start, end = end, _align(end + buffer.nbytes)
+                start, end = end, align(end + buffer.nbytes)
                 copied.append((start, buffer))
             spans.append((start, buffer.nbytes))
         self._grow(end)
@@ -154,12 +154,3 @@ def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int
         return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
     except Exception as error:
         raise Unloadable(slot) from error
-
-
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

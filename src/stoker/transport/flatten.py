@@ -116,9 +116,20 @@ def _tensor(name: str | None, *parts: Any) -> Any:
     return tensor if name is None else tensor.view(getattr(torch, name))
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Return where an array's memory begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def align(size: int) -> int:
+    """Return a size as a whole number of ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def aligned_offsets(sizes: Sequence[int]) -> list[int]:
     """Return aligned offsets for consecutive buffers of these sizes, and the end of the last."""
     starts = [0]
     for size in sizes:
-        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        starts.append(starts[-1] + align(size))
     return starts

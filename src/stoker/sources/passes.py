@@ -12,6 +12,9 @@ the stream is put back: an earlier state is loaded, the examples up to the consu
 read, and that pass is dropped. Then the stream is as if nothing had been read ahead, and its next
 pass begins where the stream decides. One trial finds out whether a stream begins every later pass
 at the loaded state.
+
+A pass that came to its end is read to its end again in another process: what a stream counts or
+draws over its passes is then as it was.
 """
 
 from __future__ import annotations
@@ -132,8 +135,8 @@ class StreamState:
         self._was_asked = False
         self._is_ahead = False  # whether more was read than the consumer took
         self.place: dict[str, Any] | None = None
-        """The place where the consumer left the last pass; None if it ended, or passes restart
-        anyway."""
+        """The place where the consumer left the last pass, or where it ended; None if that is not
+        known, or makes no difference."""
         self._is_tried = False
 
     def before(self) -> Any:
@@ -164,23 +167,23 @@ class StreamState:
             self.place = {"own": self._first, "skip": 0}
         self._is_ahead = is_ahead
 
-    def end(self) -> None:
-        """Take note that a pass came to its end."""
-        self.place = None
+    def end(self, place: dict[str, Any] | None = None) -> None:
+        """Take note that a pass came to its end, which is at this place."""
+        self.place, self._is_ahead = place, False
 
     def restore(self, place: dict[str, Any]) -> None:
-        """Go to the place at which another process's consumer left a pass."""
+        """Go to the place at which a pass was left, or ended, in another process."""
         self.place, self._is_ahead = place, True
 
     def put_back(self) -> None:
         """Go back to the place at which the consumer left the last pass, if more was read."""
         place = self.place
-        if place is None or self._is_anew or not self._is_ahead:
+        if place is None or not self._is_ahead or (self._is_anew and "is_over" not in place):
             return
         if not self._was_asked:  # another process left the pass
             self.before()
         behind = self._read_up_to(place)
-        if place["skip"] and not self._is_tried:
+        if place["skip"] and not self._is_tried and not self._is_anew:
             next(self._open(), None)
             self._is_anew = _are_alike(self._given.state_dict(), behind)
             self._is_tried = True
@@ -190,14 +193,17 @@ class StreamState:
                 self._given.load_state_dict(self._first)
 
     def _read_up_to(self, place: dict[str, Any]) -> Any:
-        """Load a state, and read the examples to skip; return the state after the first."""
+        """Load a state, and read the examples to skip, and to the end if the place is there.
+
+        Returns the state after the first.
+        """
         self._given.load_state_dict(place["own"])
         behind = None
         if place["skip"]:
             examples = self._open()
             next(examples, None)
             behind = self._given.state_dict()
-            for _ in islice(examples, place["skip"] - 1):
+            for _ in examples if "is_over" in place else islice(examples, place["skip"] - 1):
                 pass
         return behind
 
@@ -220,6 +226,7 @@ class StateLog:
 
     def __init__(self, saved: dict[str, Any] | None, number: int, before: Any = None) -> None:
         self.number = self.read = number
+        self.is_over = False  # whether the stream has no more
         self._before = before
         self.skip = 0 if saved is None else int(saved["skip"])
         self._states: deque[tuple[int, Any]] = deque()
@@ -251,6 +258,14 @@ class StateLog:
             return None
         return {"own": found[1], "skip": number - found[0]}
 
+    def end(self) -> dict[str, Any] | None:
+        """Return the place of the last example read; None if unknown.
+
+        If the stream has no more, ``is_over`` is in it.
+        """
+        place = self.place(self.read)
+        return place if place is None or not self.is_over else {**place, "is_over": True}
+
     def _last_up_to(self, number: int, found: tuple[int, Any] | None) -> tuple[int, Any] | None:
         """Return the last entry after at most this many examples, or else ``found``."""
         for at in range(len(self._states)):  # only the caller takes any away
@@ -275,10 +290,14 @@ class StatefulPass(Iterator[Any]):
         self._number, self._skip = log.number, log.skip
 
     def __next__(self) -> Any:
-        while self._skip:
-            self._skip -= 1
-            next(self._examples)
-        example = next(self._examples)
+        try:
+            while self._skip:
+                self._skip -= 1
+                next(self._examples)
+            example = next(self._examples)
+        except StopIteration:
+            self._log.is_over = True
+            raise
         self._number += 1
         self._log.note(self._number, self._given)
         return example
@@ -298,10 +317,14 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
 def validate_state(saved: Any, number: int) -> dict[str, Any]:
     """Return a saved state if it can be valid after so many examples, else raise StateError.
 
-    After 0 examples it is the place where a pass was left.
+    After 0 examples it is the place where a pass was left, or ended.
     """
-    if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
+    if isinstance(saved, dict) and (saved.keys() == {"own", "skip"} or _is_end(saved, number)):
         skip = saved["skip"]
         if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
             return saved
     raise StateError("the state is damaged: what it says of the stream's own state cannot be")
+
+
+def _is_end(saved: dict[str, Any], number: int) -> bool:
+    return not number and saved.keys() == {"own", "skip", "is_over"} and saved["is_over"] is True

@@ -113,8 +113,10 @@ class IterableSource(HeadSource):
         log = self._log
         if log is None or not self._has_state:
             return
-        place = None if number is None else log.place(number)
-        if number is None or (number and place is None):
+        place = log.end() if number is None else log.place(number)
+        if number is None:  # a stream that is told the epoch needs no more
+            self._stream_state.end(None if hasattr(self._given, "set_epoch") else place)
+        elif number and place is None:
             self._stream_state.end()
         elif number > log.number or not number:
             self._stream_state.leave(place, is_ahead=log.read > (number or 0))

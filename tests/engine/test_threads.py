@@ -173,6 +173,40 @@ def test_threads_do_it_and_are_known_as_workers() -> None:
     assert not is_worker()
 
 
+class Slot:
+    """A slot of a worker process, which notes who is at work there."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_no_process_gets_a_second_request_while_another_has_none() -> None:
+    met = threading.Barrier(3)  # no task ends before all three are under way
+    processes: list[str] = []
+
+    class Meeting(Runner):
+        def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+            processes.append(remote.process)
+            met.wait(LONG_S)
+            return super().run(task, start, stop, remote)
+
+    slots = [Slot(process) for process in "aabbcc"]
+    with contextlib.closing(WorkerPool(6, 1, Autotuner(), slots)) as pool:
+        pool.begin()
+        for number in range(30):
+            processes.clear()
+            tasks = [Meeting().task(3 * number + each) for each in range(3)]
+            for task in tasks:
+                pool.submit(task)
+            for task in tasks:
+                pool.wait(task)
+            assert sorted(processes) == ["a", "b", "c"]
+
+
 def test_what_is_nearest_to_the_consumer_is_done_first() -> None:
     gate = Gate()
     order: list[str] = []

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,8 @@ class WorkerPool:
         threads: the most threads; with 0 the consumer does everything.
         depths: the number of segments.
         autotuner: the measured speeds of the pipeline.
-        remotes: the worker processes, one for each thread, or a single one for all; None if threads
-            do the work themselves.
+        remotes: the slots of worker processes, as many as threads, or a single remote worker for
+            all threads; None if threads do the work themselves.
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
         rest: keeps idle worker processes for another epoch; False if they cannot stay.
@@ -115,6 +116,8 @@ class WorkerPool:
         self._queue = TaskQueue(depths, self.target_ns)
         self.limit = threads
         self._remotes = remotes
+        self._free_slots = list(remotes or ())
+        self._requests: Counter[Any] = Counter()  # under way, of each process
         self._rest = rest
         self.is_whole = self.closed = False
         self._autotuner = autotuner
@@ -298,6 +301,7 @@ class WorkerPool:
         """Have all processes take part, which this starts before any thread."""
         self._first = None
         self._remotes = first.start_all()
+        self._free_slots = list(self._remotes)
         self.remote, self._threads_each = True, SLOTS
         with self.lock:
             self.active = self.limit = len(self._remotes)
@@ -352,6 +356,7 @@ class WorkerPool:
         if self.watch is not None:
             self.watch.close()
         remotes, self._remotes = self._remotes or [], None
+        self._free_slots = []
         if self._come_to_rest(remotes):
             remotes = []
         for remote in remotes:
@@ -410,8 +415,6 @@ class WorkerPool:
             self._threads.append(start_thread(f"{WORKER_NAME}-{number}", self._run, number))
 
     def _run(self, number: int) -> None:
-        remotes = self._remotes
-        remote = remotes[number % len(remotes)] if remotes is not None else None
         planned = more = False
         try:
             while True:
@@ -432,12 +435,32 @@ class WorkerPool:
                         if claim is None:
                             # Threads that take no part wait apart: they would swallow a call.
                             (self._work if number < self.active else self._bench).wait()
+                    remote = None if claim is None else self._take_remote()
                 planned = chore is not None
                 if claim is not None:
                     self._do(*claim, remote)
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
+
+    def _take_remote(self) -> Any:
+        """Return who does the next rows, None for this thread; call with the lock held.
+
+        A second request to a process would wait, perhaps while another has none.
+        """
+        remotes = self._remotes or ()
+        if len(remotes) < 2:
+            return remotes[0] if remotes else None
+        slot = min(self._free_slots, key=lambda each: self._requests[each.process])
+        self._free_slots.remove(slot)
+        self._requests[slot.process] += 1
+        return slot
+
+    def _give_back(self, remote: Any) -> None:
+        """Have a slot free again; call with the lock held."""
+        if len(self._remotes or ()) > 1:
+            self._free_slots.append(remote)
+            self._requests[remote.process] -= 1
 
     def _call_for(self, task: Task) -> None:
         """Wake threads for a task that is ready."""
@@ -478,6 +501,7 @@ class WorkerPool:
         if self.tells_of_cost is not None:
             self._costs.add(runner.cost)
         with self.lock:
+            self._give_back(remote)
             runner.cost.note(count, work_ns, spent[-1])
             if remote is not None:
                 self._worked_ns += work_ns

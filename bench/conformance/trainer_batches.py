@@ -27,4 +27,5 @@ def train_dataloader(trainer: Any) -> Any:
 def pytest_collection_modifyitems(items: Sequence[Any]) -> None:
     import transformers
 
-    transformers.Trainer.get_train_dataloader = train_dataloader  # type: ignore[method-assign]
+    trainer: Any = transformers.Trainer
+    trainer.get_train_dataloader = train_dataloader

@@ -108,6 +108,10 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert found.report["split"]["compute"] > 0.9
     assert found.report["rates"]["S"] is None
     assert "no file" in found.report["reasons"]["S"]
+    # It sleeps behind its backward passes, of a single number.
+    costs = {cost["name"]: cost["share"]["value"] for cost in found.report["step"]}
+    assert costs["the rest"] > 0.5
+    assert sum(costs.values()) == pytest.approx(1.0, abs=0.03)
 
 
 SHAPES = {

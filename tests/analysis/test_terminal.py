@@ -91,7 +91,7 @@ def test_a_report_is_told_whole(name: str) -> None:
         assert action.code in said
     for note in report.notes:
         assert f"· {' '.join(note.split())}" in said
-    for cost in report.transforms:
+    for cost in (*report.step, *report.transforms):
         share = cost.share
         figures = f"{1e3 * cost.seconds:.3g} {share.value:.0%} {100 * share.low:.0f} to"
         assert f" {cost.name} {figures} {share.high:.0%} " in said

@@ -228,15 +228,15 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of its output."""
 
 
-class TransformCost(msgspec.Struct, frozen=True):
-    """The cost of a piece of the work of preparing."""
+class Cost(msgspec.Struct, frozen=True):
+    """The cost of a piece of the work of preparing, or of a training step."""
 
     name: str
-    """A transform's class, a function, or a stage of a pipeline."""
+    """A transform's class, a function, a stage of a pipeline, or a part of the step."""
     share: Rate
-    """Of the time in which workers make batches."""
+    """Of the time in which workers make batches, or of the step."""
     seconds: float
-    """Of a worker, for an example."""
+    """Of a worker, for an example; or of the training process, for a step."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,10 +294,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
     """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
-    transforms: list[TransformCost] = []
+    transforms: list[Cost] = []
     """The cost of each transform, by samples of the workers' stacks with the data in memory, or of
     each stage of a pipeline; of pieces that take 3 % or more. ``reasons["transforms"]`` says why
     there is none."""
+    step: list[Cost] = []
+    """Where the time of a step goes in the job as it is, on the host: waiting for data, what
+    PyTorch tells of, and the rest; the largest first. Empty where it tells nothing."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None

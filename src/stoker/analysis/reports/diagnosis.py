@@ -501,6 +501,7 @@ class _RankFindings:
             as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
             transforms=self.transforms,
+            step=rates.estimate_step_costs(rank),
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,

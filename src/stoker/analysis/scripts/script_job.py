@@ -217,8 +217,9 @@ class ScriptJob:
         loader = replace_fields(found.loader, name=self._site)
         seconds = trace.seconds + found.seconds
         trace.report = replace_fields(
-            found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds
-        )
+            found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds,
+            step=rates.estimate_step_costs(trace.ranks[0]),
+        )  # fmt: skip
         self.done |= {"G", "drains"}
         raise Stopped
 

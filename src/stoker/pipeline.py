@@ -42,7 +42,7 @@ from stoker.stages.pack import Pack
 from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To, torch_device
+from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
 
 U = TypeVar("U")
@@ -753,19 +753,29 @@ class Pipeline(EpochApi[T]):
         """
         return self._derive(self.chain.repeat(), "repeat()")
 
-    def to_torch(self, device: Any = "cpu") -> Pipeline[Any]:
+    def to_torch(self, device: Any = "cpu", *, out: Any = None) -> Pipeline[Any]:
         """Hand out torch tensors on a device, and copy the next batch meanwhile.
 
         On the CPU they share the arrays' memory.
 
         Args:
             device: a ``torch.device``, or its name, such as ``"cuda"``.
+            out: tensors on that device, with the structure, shapes and dtypes of a batch. Each
+                batch is copied into them, and they are what is handed out: the memory that a CUDA
+                graph reads. The copy waits, in your current stream, for what you began before. The
+                last stage alone may have it.
+
+        Example::
+
+            images = torch.empty(32, 3, 224, 224, device="cuda")
+            for images in train.batch(32, drop_last=True).to_torch("cuda", out=images):
+                graph.replay()
 
         Raises ImportError without torch, ValueError before ``batch``, TypeError for other objects.
         ``iter()`` raises RuntimeError if the device does not exist, so that a pipeline can be built
-        and printed anywhere.
+        and printed anywhere; ``next()`` raises StageError for a batch that does not fit ``out``.
         """
-        return self._then(To(torch_device(device)))
+        return self._then(To.of_torch(device, out))
 
     def to_jax(self, device: Any) -> Pipeline[Any]:
         """Hand out JAX arrays on a device or a sharding, and copy the next batch meanwhile.

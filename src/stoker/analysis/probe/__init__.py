@@ -26,8 +26,12 @@ _HOOKS = {
 
 def list_hooks(folder: str) -> dict[str, Callable[[ModuleType], None]]:
     """Return the functions that attach the probe, by the module that each is to be called with."""
-    hooks = {name: functools.partial(_attach, hook, folder) for name, hook in _HOOKS.items()}
-    return hooks | dict.fromkeys(step_parts.WATCHES, functools.partial(_watch_step, folder))
+    hooks: dict[str, Callable[[ModuleType], None]] = dict.fromkeys(
+        step_parts.WATCHES, functools.partial(_watch_step, folder)
+    )
+    for name, hook in _HOOKS.items():
+        hooks[name] = functools.partial(_attach, hook, folder)
+    return hooks
 
 
 def _attach(hook: str, folder: str, module: ModuleType) -> None:

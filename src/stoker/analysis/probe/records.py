@@ -130,7 +130,7 @@ class WatchedRows:
         start = 8 * HEADER + _ROW.size * len(self._rows)
         end = 8 * HEADER + _ROW.size * self.header[0]
         values = _ROW.iter_unpack(self._map[start:end])
-        self._rows.extend(Row(*each[:7], each[7:]) for each in values)
+        self._rows.extend(Row._make((*each[:7], each[7:])) for each in values)
         return self._rows
 
     def close(self) -> None:

@@ -114,6 +114,53 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert sum(costs.values()) == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.full
+@measured
+def test_a_transform_that_takes_whole_batches_is_tried_as_one(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        class Brighten:
+            def __call__(self, image):
+                for _ in range(40):
+                    image = (image * 1.01).clamp(0, 1)
+                return image
+
+        class Cut:
+            size = 16  # what makes examples of one size stays with them
+
+            def __call__(self, image):
+                for _ in range(20):
+                    image = image[:, :16, :16].clone()
+                return image
+
+        class Images(Sleepy):
+            transforms = None
+
+            def __getitem__(self, index):
+                image = torch.rand(3, 24, 24)
+                for transform in self.transforms:
+                    image = transform(image)
+                return image
+
+        if __name__ == "__main__":
+            images = Images()
+            images.transforms = [Cut(), Brighten()]
+            train(DataLoader(images, 16, num_workers=1), step_s=0.001)
+        """,
+    )
+    found = analyze(tmp_path, "train.py")
+    assert found.report is not None, found.errors
+    (tried,) = found.report["on_device"]
+    assert tried["name"] == "Brighten"
+    assert tried["seconds"] > 0
+    assert tried["device"] is None  # a thread stood for it
+    said = [*found.report["notes"], *(action["title"] for action in found.report["actions"])]
+    forecasts = sum("move Brighten to the device" in text for text in said)
+    # Of its cost, a busy machine may see too little.
+    assert forecasts == any(cost["name"] == "Brighten" for cost in found.report["transforms"])
+
+
 SHAPES = {
     "no automatic batches": """
         if __name__ == "__main__":

@@ -239,6 +239,16 @@ class Cost(msgspec.Struct, frozen=True):
     """Of a worker, for an example; or of the training process, for a step."""
 
 
+class DeviceTrial(msgspec.Struct, frozen=True):
+    """A transform that was tried on a whole batch, where training computes."""
+
+    name: str
+    seconds: float
+    """For a batch."""
+    device: str | None
+    """None: there was no device, and a thread of a processor stood for it."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """An analysis. Rates are of one rank: the one that paces the job."""
 
@@ -298,6 +308,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of each transform, by samples of the workers' stacks with the data in memory, or of
     each stage of a pipeline; of pieces that take 3 % or more. ``reasons["transforms"]`` says why
     there is none."""
+    on_device: list[DeviceTrial] = []
+    """Of the transforms, those that take a batch of images and keep its shape."""
     step: list[Cost] = []
     """Where the time of a step goes in the job as it is, on the host: waiting for data, what
     PyTorch tells of, and the rest; the largest first. Empty where it tells nothing."""
@@ -351,10 +363,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             top = next(iter(self.transforms), None)
             why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
             lines.append(f"Nothing in the loader will help{why}.")
+            known = (each for each in self.actions if each.condition)
             lines += [
-                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title}."
-                for each in self.actions[:1]
-                if each.condition
+                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title} "
+                f"({each.gain.value:.2f} times as fast)."
+                for each in [next(known, None)]
+                if each is not None and each.gain.value >= _WORTH_DOING
             ]
         # The interval of the verdict says already how little is known of the shares.
         lines += [f"Uncertain: {each}." for each in self.doubts[len(self.untold) :][:2]]

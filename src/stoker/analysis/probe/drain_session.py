@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import example, stacks, workers
+from . import device_trial, example, stacks, workers
 from .records import read_json, write_json
 from .replay import list_tensors
 
@@ -91,6 +91,13 @@ class DrainSession:
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
+                    elif command["do"] == "move":
+                        dataset = self._drains.dataset
+                        self._answer(
+                            device_trial.try_on_device(
+                                dataset, self._replayed, command["names"], self._process.torch
+                            )
+                        )
                     elif command["do"] == "keep":
                         self._answer(self._drains.keep_examples(command))
                     elif command["do"] == "alternate":
@@ -126,7 +133,7 @@ class LoaderDrains:
     """
 
     def __init__(self, loader: Any, process: Any, rest: Iterator[Any] | None = None) -> None:
-        self._loader = loader
+        self._loader, self.dataset = loader, loader.dataset
         self._rest = iter(()) if rest is None else rest
         self._process = process
         self._torch = process.torch

@@ -47,6 +47,14 @@ def test_a_report_begins_with_the_verdict_what_to_do_and_how(name: str) -> None:
     assert "--details" in lines[-1]
 
 
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_takes_at_most_twelve_lines_of_a_terminal(name: str) -> None:
+    doubts = ["predicted 900 examples/s, measured 750", "the host was busy"]
+    text = io.StringIO()
+    show_report(replace(REPORTS[name], doubts=doubts), Console(file=text, width=80), details=False)
+    assert len([line for line in text.getvalue().splitlines() if line.strip()]) <= 12
+
+
 def test_what_is_named_first_is_safe_and_worth_it_and_has_a_command() -> None:
     advice = Action("use 4 workers", "num_workers=4", Rate(1.04, 1.0, 1.1), "")
     little = str(replace(PREP, actions=[advice]))

@@ -355,21 +355,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
         ``stoker analyze --details`` and the page show all of it.
         """
-        best = self.first_action
-        lines = [self.verdict + "."]
-        if best is not None:
-            lines += [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
-        elif self.bound != "compute" and self.prep:
-            top = next(iter(self.transforms), None)
-            why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
-            lines.append(f"Nothing in the loader will help{why}.")
-            known = (each for each in self.actions if each.condition)
-            lines += [
-                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title} "
-                f"({each.gain.value:.2f} times as fast)."
-                for each in [next(known, None)]
-                if each is not None and each.gain.value >= _WORTH_DOING
-            ]
+        lines = [self.verdict + ".", *self.what_to_do]
         # The interval of the verdict says already how little is known of the shares.
         lines += [f"Uncertain: {each}." for each in self.doubts[len(self.untold) :][:2]]
         if self.transforms and self.bound != "compute":
@@ -383,6 +369,30 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             )
         return "\n".join(lines)
 
+    @property
+    def what_to_do(self) -> list[str]:
+        """The first action and what applies it, which is indented; or why there is none."""
+        best = self.first_action
+        if best is not None:
+            return [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
+        if self.bound == "compute" or not self.prep:
+            return []
+        top = next(iter(self.transforms), None)
+        why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
+        lines = [f"Nothing in the loader will help{why}."]
+        known = next((each for each in self.actions if each.condition), None)
+        if known is not None and known.gain.value >= _WORTH_DOING:
+            lines.append(
+                f"{known.condition[0].upper()}{known.condition[1:]}: {known.title} "
+                f"({known.gain.value:.2f} times as fast)."
+            )
+        return lines
+
+    @property
+    def script(self) -> str:
+        """The command of the script, without its interpreter."""
+        return " ".join(self.command[Path(self.command[0]).name.startswith("python") :])
+
     def _describe(self, action: Action) -> str:
         """Return an action with its gain, the time that it saves, and its safety."""
         gain, run_s = action.gain, self.run_s or 3600.0
@@ -395,10 +405,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _write_command(self, action: Action) -> str:
         """Return what applies an action."""
-        if action.options is None:
-            return action.code
-        is_python = Path(self.command[0]).name.startswith("python")
-        return f"stoker run {' '.join(self.command[is_python:])}"
+        return action.code if action.options is None else f"stoker run {self.script}"
 
     @property
     def first_action(self) -> Action | None:

@@ -70,7 +70,7 @@ def forecast_move(report: Report) -> Action | None:
     where = f"on {device}" if device else "on one thread of a processor, which stands for a device"
     names = " and ".join(each.name for each in tried)
     return Action(
-        f"move {names} to the device, for whole batches",
+        f"move {names} to the device, for whole batches{'' if device else ' (emulated)'}",
         "images = transform(images.to(device)); in a pipeline .to_torch(device).random_map(fn)",
         predict_gain(report, job=move),
         f"{names}: {share:.0%} of preparing, and for a batch {format_seconds(batch_s)} {where}, by "

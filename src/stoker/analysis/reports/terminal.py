@@ -122,7 +122,8 @@ def _make_rates_table(report: Report) -> Table:
 
 def _make_costs_table(costs: list[Cost], of: str, title: str) -> Table:
     columns = map(_NUMBER, (f"ms a{'n' * (of[0] == 'e')} {of}", "share", "95 % interval"))
-    table = _TITLED("", *columns, title=title)
+    # On a phone, too, names of one word have a line.
+    table = _TITLED(Column(min_width=12), *columns, title=title)
     for cost in costs:
         share = cost.share
         interval = f"{100 * share.low:.0f} to {share.high:.0%}"
@@ -182,16 +183,16 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}", style="bold"))
     for part in list_answer_parts(report, answer):
         console.print(part)
 
 
 def list_answer_parts(report: Report, answer: Answer) -> Iterator[Text | Table]:
-    """Return what is shown of an answer."""
+    """Return what is shown of an answer, but for doubts."""
     unit = report.loader.unit
     yield Text(f"{report.loader.name}  {report.loader.describes}")
-    for doubt in report.doubts:
-        yield Text(f"Uncertain: {doubt}", style="bold")
     yield Text(_describe_change(answer.change) + "\n")
     yield _make_outcomes_table(answer.outcomes, unit)
     yield from map(Text, _write_remarks(report, answer))

@@ -168,6 +168,8 @@ def measure(script: dict[str, Any], max_seconds: float, found: Path) -> dict[str
             f"{cost['share']['value']:.0%} in {cost['name']}" for cost in outcome["transforms"][:4]
         ),
         "split": outcome["split"],
+        "bound": outcome["bound"],
+        "busy": any("the host was busy" in doubt for doubt in outcome["doubts"]),
     }
 
 
@@ -187,8 +189,13 @@ def evaluate(made: Report) -> None:
         started = all(row["equal"] is not None for row in rows)
         equal = "equal" if all(row["equal"] for row in rows) else "DIFFERENT"
         said = f"{rows[0]['losses']} {equal if started else 'not started'}"
-        shown.append((name, rows[0]["kind"], said, len(rows), *cells))
-    made.show(("script", "kind", "losses", "rounds", "predicted", "achieved"), shown)
+        lost = [1.0 - row["split"]["compute"] for row in rows if row.get("split")]
+        finding = f"{statistics.median(lost):.0%} lost" if lost else "-"
+        most = rows[0]["preparing"].split(", ")[0] or "-"
+        shown.append((name, rows[0]["kind"], said, finding, most, *cells))
+    made.show(
+        ("script", "kind", "losses", "finding", "of preparing", "predicted", "achieved"), shown
+    )
     made.say(f"predicted within {_NEAR:.0%} of what was achieved: {near} of {told}")
     different = sum(row["equal"] is False for row in made.rows)
     made.expect("rounds with other losses", different, 0, at_least=False)

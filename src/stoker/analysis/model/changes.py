@@ -117,7 +117,7 @@ def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
 
 
 def without_work(case: Measured, later_s: float) -> Measured:
-    """Return a job that has no more than ``later_s`` of work for an example.
+    """Return a pipeline that has no more than ``later_s`` of work for an example.
 
     What workers take from training, beyond processor time, is assumed to shrink with their time:
     memory bandwidth, shared cores, late batches.
@@ -136,16 +136,10 @@ def without_work(case: Measured, later_s: float) -> Measured:
     )
 
 
-def with_work_on_device(case: Measured, later_s: float, step_s: float) -> Measured:
-    """Return the job with a part of preparing in its steps, where training computes.
-
-    Args:
-        case: the job.
-        later_s: worker seconds an example that are left.
-        step_s: seconds an example that training takes more.
-    """
+def with_work_on_device(case: Measured, share: float, step_s: float) -> Measured:
+    """Return the job with a share of preparing in its steps, by ``step_s`` an example longer."""
     return replace(
-        without_work(case, later_s),
+        with_faster_prep(case, 1.0 / max(0.01, 1.0 - share)),
         ingestion=1.0 / (1.0 / case.ingestion + step_s),
         step_cpu_s=case.step_cpu_s + step_s * case.trains_on_cpu,
     )

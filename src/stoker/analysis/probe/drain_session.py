@@ -92,12 +92,8 @@ class DrainSession:
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
                     elif command["do"] == "move":
-                        dataset = self._drains.dataset
-                        self._answer(
-                            device_trial.try_on_device(
-                                dataset, self._replayed, command["names"], self._process.torch
-                            )
-                        )
+                        torch, names = self._process.torch, command["names"]
+                        self._answer(device_trial.try_on_device(self._replayed, names, torch))
                     elif command["do"] == "keep":
                         self._answer(self._drains.keep_examples(command))
                     elif command["do"] == "alternate":
@@ -133,7 +129,7 @@ class LoaderDrains:
     """
 
     def __init__(self, loader: Any, process: Any, rest: Iterator[Any] | None = None) -> None:
-        self._loader, self.dataset = loader, loader.dataset
+        self._loader = loader
         self._rest = iter(()) if rest is None else rest
         self._process = process
         self._torch = process.torch

@@ -54,15 +54,18 @@ def forecast_move(report: Report) -> Action | None:
     """Return what moving transforms to the device would do; None where none was tried there."""
     costs = {cost.name: cost for cost in report.transforms}
     tried = [each for each in report.on_device if each.name in costs]
-    if not tried:
+    own = find_prep(report)
+    if not tried or own is None:
         return None
+    # Sending batches is a part of P, too.
+    taken_s = sum(costs[each.name].seconds for each in tried)
     share = sum(costs[each.name].share.value for each in tried)
-    made_s = costs[tried[0].name].seconds / costs[tried[0].name].share.value
+    share = min(share, taken_s * own.value / max(1, report.loader.workers))
     batch_s = sum(each.seconds for each in tried)
     step_s = batch_s / report.loader.batch_size
 
     def move(case: Measured) -> Measured:
-        return with_work_on_device(case, (1.0 - share) * made_s, step_s)
+        return with_work_on_device(case, share, step_s)
 
     job = to_measured(report)
     before, after = predict(job), predict(move(job))

@@ -168,34 +168,31 @@ def measure(script: dict[str, Any], max_seconds: float, found: Path) -> dict[str
             f"{cost['share']['value']:.0%} in {cost['name']}" for cost in outcome["transforms"][:4]
         ),
         "split": outcome["split"],
-        "bound": outcome["bound"],
+        "by": "turns",
         "busy": any("the host was busy" in doubt for doubt in outcome["doubts"]),
     }
 
 
 def evaluate(made: Report) -> None:
     """Hold the losses of each script against its own, and the medians of its rounds' gains."""
-    scripts: dict[str, list[dict[str, Any]]] = {}
+    scripts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in made.rows:
-        scripts.setdefault(row["name"], []).append(row)
+        scripts.setdefault((row["name"], row.get("by", "-")), []).append(row)
     shown, near, told = [], 0, 0
-    for name, rows in scripts.items():
+    for (name, by), rows in scripts.items():
         gains = [[row[key] for row in rows if row[key]] for key in ("predicted", "achieved")]
         middle = [statistics.median(values) for values in gains if values]
         if len(middle) == 2:
             told += 1
             near += abs(middle[0] / middle[1] - 1.0) <= _NEAR
-        cells = [f"{gain:.2f}" for gain in middle] if len(middle) == 2 else ["-", "-"]
+        cells = [f"{statistics.median(values):.2f}" if values else "-" for values in gains]
         started = all(row["equal"] is not None for row in rows)
         equal = "equal" if all(row["equal"] for row in rows) else "DIFFERENT"
         said = f"{rows[0]['losses']} {equal if started else 'not started'}"
         lost = [1.0 - row["split"]["compute"] for row in rows if row.get("split")]
-        finding = f"{statistics.median(lost):.0%} lost" if lost else "-"
-        most = rows[0]["preparing"].split(", ")[0] or "-"
-        shown.append((name, rows[0]["kind"], said, finding, most, *cells))
-    made.show(
-        ("script", "kind", "losses", "finding", "of preparing", "predicted", "achieved"), shown
-    )
+        finding = f"{statistics.median(lost):.0%}" if lost else "-"
+        shown.append((name, said, len(rows), finding, by, *cells))
+    made.show(("script", "losses", "rounds", "lost", "by", "predicted", "achieved"), shown)
     made.say(f"predicted within {_NEAR:.0%} of what was achieved: {near} of {told}")
     different = sum(row["equal"] is False for row in made.rows)
     made.expect("rounds with other losses", different, 0, at_least=False)

@@ -67,6 +67,7 @@ def test_what_is_named_first_is_safe_and_worth_it_and_has_a_command() -> None:
         "which saves 20 of each 60 minutes. Other random draws, as with another seed.\n"
         "  stoker run train.py --epochs 90\n"
     ) in said
+    assert "saves 10 of 30 seconds." in str(replace(PREP, actions=[enough], run_s=30.0))
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -396,11 +396,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def _describe(self, action: Action) -> str:
         """Return an action with its gain, the time that it saves, and its safety."""
         gain, run_s = action.gain, self.run_s or 3600.0
-        saved, whole = (format_rounded(each / 60) for each in (run_s - run_s / gain.value, run_s))
+        unit_s, unit = (60.0, "minutes") if run_s >= 60.0 else (1.0, "seconds")
+        saved, whole = (format_rounded(s / unit_s) for s in (run_s - run_s / gain.value, run_s))
         whole = whole if self.run_s else f"each {whole}"
         return (
             f"{action.title[0].upper()}{action.title[1:]}: {gain.value:.2f} times as fast "
-            f"({gain.low:.2f} to {gain.high:.2f}), which saves {saved} of {whole} minutes"
+            f"({gain.low:.2f} to {gain.high:.2f}), which saves {saved} of {whole} {unit}"
         ) + (f". {action.safety[0].upper()}{action.safety[1:]}" if action.safety else "")
 
     def _write_command(self, action: Action) -> str:

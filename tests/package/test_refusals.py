@@ -7,7 +7,7 @@ from pathlib import Path
 
 import stoker
 
-REFUSALS = 91
+REFUSALS = 92
 """A commit that adds or removes an option changes this number, and says by how many."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -12,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import Factor
 from stoker.engine.skip import MaxErrors
+from stoker.foreign import explain_calls
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
@@ -626,3 +628,6 @@ def _options(
 def _begin(source: IndexedSource, seed: Any, max_errors: MaxErrors = 0) -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
     return Pipeline(Chain.begin(source, seed, max_errors))
+
+
+explain_calls(sys.modules[__name__])

@@ -76,7 +76,7 @@ class BatchRule:
             at = int(sizes.argmax())
             raise ValueError(
                 f"example {numbers[at]:,} has size {self.sizes.values[numbers[at]]:,}, and a batch "
-                f"holds {self.budget:,}: raise tokens=, or leave it out before"
+                f"holds {self.budget:,}: raise max_tokens=, or .select() the others"
             )
         return sizes
 

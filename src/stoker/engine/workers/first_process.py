@@ -155,7 +155,8 @@ class FirstProcess:
                     warn(
                         f"{names}: an example comes out different behind other examples. Code that "
                         "remembers, as a counter does, depends on the number of workers: take "
-                        ".workers(0), or keep nothing between calls"
+                        ".workers(0), or keep nothing between calls. A generator without a seed, "
+                        "as of default_rng(), cannot be repeated: draw from .random_map()'s rng"
                     )
         with slot.run(request) as answered:
             self.impossible = self.impossible or _why_impossible(answered[0])

@@ -279,7 +279,10 @@ def _fractions(given: Sequence[Any]) -> list[float]:
                 f"{fraction!r}"
             )
         if not 0 < fraction < (1 if len(given) == 1 else 1 + _ROUNDING):
-            raise ValueError(f".split(): a part's fraction lies between 0 and 1, not {fraction}")
+            raise ValueError(
+                f".split(): a part's fraction lies between 0 and 1, such as .split(0.8, 0.2), not "
+                f"{fraction}"
+            )
     if len(given) == 1:
         return [float(given[0]), 1 - float(given[0])]
     total = math.fsum(given)

@@ -11,7 +11,7 @@ from typing import Any
 _WORKERS = ".workers(n) says how many prepare data, and .workers(ahead=) how far they are ahead"
 _DEVICE = ".to_torch(device) and .to_jax(device) make tensors, copied ahead of the loop"
 _FIELDS = "pipeline.peek() is a batch, with its fields"
-_CHANGES = ".map(fn) and .random_map(fn) change examples, and behind .batch() whole batches"
+_CHANGES = ".map(fn) and .random_map(fn) change examples, and after .batch() whole batches"
 _READS = "list(pipeline) reads an epoch, and pipeline.peek() its first batch"
 _LENGTH = "len(pipeline) is the number of batches"
 _SOURCE = "take stoker.from_dataset, of a stoker.Source that reads it"
@@ -45,7 +45,7 @@ METHODS = {
     "head": ".take(n) keeps the first examples, and .peek() returns the first batch",
     "interleave": "stoker.mix draws from several pipelines",
     "limit": ".take(n) keeps the first examples, and .steps(n) ends an epoch after n batches",
-    "map_batches": "a .map(fn) behind .batch() gets batches",
+    "map_batches": "a .map(fn) after .batch() gets batches",
     "normalize": ".map(stoker.images.normalize(), on='image')",
     "num_classes": "len(pipeline.class_names), of a folder",
     "num_examples": _LENGTH + "; before .batch(), of examples",
@@ -94,7 +94,7 @@ METHODS = {
 
 FUNCTIONS = {
     "ArrayDataset": "take stoker.from_arrays",
-    "Compose": "take one .map(fn) or .random_map(fn) behind the other",
+    "Compose": "take one .map(fn) or .random_map(fn) after another",
     "ConcatDataset": "take stoker.concat([a, b])",
     "DataLoader": "take stoker.from_dataset(dataset).batch(n), or stoker.echo(loader) around one",
     "Dataset": "take stoker.from_dataset, of any object with __getitem__ and __len__",
@@ -154,7 +154,7 @@ FUNCTIONS = {
 
 KEYWORDS = {
     "batch_size": ".batch(n) makes batches",
-    "batched": "a .map(fn) behind .batch() gets batches",
+    "batched": "a .map(fn) after .batch() gets batches",
     "buffer_size": "data with numbers is shuffled as a whole; .shuffle(buffer=) is for streams",
     "collate_fn": "collate= takes it, in .batch(n, collate=fn)",
     "directory": "the path comes first, without a name",
@@ -173,7 +173,7 @@ KEYWORDS = {
     "probabilities": "weights= has a number for each pipeline",
     "root": "the path comes first, without a name",
     "sampler": ".sample(weights), .order(fn) and .select(numbers) say which examples come",
-    "shuffle": ".shuffle() is a stage, behind the source",
+    "shuffle": ".shuffle() is a stage, after the source",
     "target_transform": _CHANGES,
     "timeout": ".workers(n, timeout_s=60) says how long a stage may take for an example",
     "transform": _CHANGES,
@@ -192,6 +192,7 @@ CALLS = {
     "repeat": ".repeat() has no end; .repeat().steps(n) ends an epoch after n batches",
     "shard": "ranks are found by themselves, or have names: .shard(rank=0, world_size=2)",
     "shuffle": "the source has the seed: from_dataset(dataset, seed=0); .sample(w) has weights",
+    "to_jax": ".to_jax(jax.devices()[0]), or a sharding",
     "workers": "the number comes first, and options have names: .workers(8, kind='process')",
     "zip": "zip(images, masks, seed=0)",
 }

@@ -101,7 +101,7 @@ def explain_nothing_seen(trace: Trace) -> str:
             )
     else:
         text += (
-            ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "
-            "keep PYTHONPATH; for a stoker pipeline use stoker.analyze(pipeline, step)"
+            ". The analyzer sees loops over a torch.utils.data.DataLoader, or a pipeline of stoker, "
+            "in Python processes that keep PYTHONPATH"
         )
     return text

@@ -98,6 +98,8 @@ class PipelineIterator(Iterator[T]):
                 self.close()
                 if isinstance(error, StageError):
                     error.add_note("The epoch ends here: what follows depends on what failed.")
+            elif isinstance(error, StageError) and isinstance(error, OSError):  # a bad file, mostly
+                error.add_note('The next batch may follow. max_errors="1%" skips such examples.')
             del self, run  # the traceback would keep them, and with them their workers
             if isinstance(error, StokerError):
                 raise raised_here(error) from error.__cause__

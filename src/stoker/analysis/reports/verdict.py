@@ -101,7 +101,7 @@ def explain_nothing_seen(trace: Trace) -> str:
             )
     else:
         text += (
-            ". The analyzer sees loops over a torch.utils.data.DataLoader, or a pipeline of stoker, "
-            "in Python processes that keep PYTHONPATH"
+            ". The analyzer sees loops over torch.utils.data.DataLoader, and over pipelines of "
+            "stoker, in Python processes that keep PYTHONPATH"
         )
     return text

@@ -1,7 +1,7 @@
 """Ranks that share an epoch compare their pipelines: at the first ``iter()``, after a load and
 after ``set_epoch``.
 
-Parts are disjoint, and steps equal, only if all ranks have the same seed, data set, chain and
+Parts are disjoint, and steps equal, only if all ranks have the same seed, dataset, chain and
 position. Of the data they compare its length, and names or contents of some examples. If the user
 gave no seed, the first rank's is used.
 """

@@ -132,7 +132,7 @@ class EpochApi(Generic[T]):
 
     @property
     def class_names(self) -> list[str]:
-        """The class names of a folder or a data set, in the order of their labels."""
+        """The class names of a folder or a dataset, in the order of their labels."""
         return list(self.chain.source.attribute("class_names"))
 
     def resume_at(self, n: int) -> None:

@@ -100,7 +100,7 @@ def has_state(given: Any) -> bool:
     try:
         inspect.signature(ask).bind()
         inspect.signature(load).bind({})
-    except (TypeError, ValueError):  # MosaicML's and LitData's data sets: their loaders have one
+    except (TypeError, ValueError):  # MosaicML's and LitData's datasets: their loaders have one
         return False
     return True
 

@@ -152,8 +152,10 @@ class SourceBase(ABC):
 
         Raises AttributeError if it has no such attribute.
         """
-        kind = "a folder have" if name == "class_names" else "a loader have a"
-        raise AttributeError(f"only pipelines from {kind} {name}")
+        kind = "loaders have a"
+        if name == "class_names":
+            kind = "folders, a ClassLabel of Hugging Face and a stoker.Source may have"
+        raise AttributeError(f"only pipelines of {kind} {name}")
 
 
 class IndexedSource(Source[Any], SourceBase):

@@ -149,13 +149,16 @@ KEYWORDS = _by_word(
 
 CALLS = {
     "batch": ".batch(32, drop_last=True), .batch_by_tokens(max_tokens, sizes), .bucket(n, key)",
+    "bucket": ".bucket(32, key); key is a field, numbers, or a function of an example",
     "concat": "concat([a, b])",
     "filter": "options have names: .filter(fn, on='label')",
     "from_arrays": "arrays come first, one after another: from_arrays(x, y, seed=0)",
     "map": "options have names: .map(fn, on='image')",
     "mix": "mix([a, b], weights=[0.7, 0.3])",
+    "pack": ".pack(2048) makes sequences of so many tokens",
     "random_map": "options have names: .random_map(fn, on='image')",
     "repeat": ".repeat() has no end; .repeat().steps(n) ends an epoch after n batches",
+    "scan": ".scan(fn, state), where fn(state, example) returns (state, example)",
     "shard": "ranks are found by themselves, or have names: .shard(rank=0, world_size=2)",
     "shuffle": "the source has the seed: from_dataset(dataset, seed=0); .sample(w) has weights",
     "to_jax": ".to_jax(device) takes one of jax.devices(), or a sharding",

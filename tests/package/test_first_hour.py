@@ -330,6 +330,8 @@ FOREIGN: Mistakes = [
     (lambda: p().map(len, "image"), foreign.CALLS["map"]),
     (lambda: p().random_map(len, "image"), foreign.CALLS["random_map"]),
     (lambda: p().filter(len, "image"), foreign.CALLS["filter"]),
+    (lambda: p() + p(), "stoker.concat([a, b])"),
+    (lambda: p().pack(), foreign.CALLS["pack"]),
     (lambda: p().batch(2).to_jax(), foreign.CALLS["to_jax"]),
     (lambda: p().repeat(3), foreign.CALLS["repeat"]),
 ]

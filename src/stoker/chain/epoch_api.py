@@ -57,6 +57,10 @@ class EpochApi(Generic[T]):
                 "next(batches) takes its next batch. pipeline.peek() shows that and leaves it there"
             )
 
+        def __add__(self, _: object) -> NoReturn:
+            """Raise TypeError: ``+`` joins datasets of torch."""
+            raise TypeError("stoker.concat([a, b]) joins pipelines")
+
     def __len__(self) -> int:
         """Return the batches (or examples, without batches) of the running epoch, or the next.
 

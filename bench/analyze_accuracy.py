@@ -326,7 +326,7 @@ def main() -> None:
                 folder = disk.folder / job.name
                 with tempfile.TemporaryDirectory() as home:
                     found = analyzed(
-                        job, disk, folder, 60 if quick else 240, Path(home) / "report.json"
+                        job, disk, folder, 30 if quick else 240, Path(home) / "report.json"
                     )
                 own = [point for point in points if point.job is job]
                 try:

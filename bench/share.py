@@ -118,7 +118,7 @@ from harness import Ratio, Report, parser, report
 from inputs import jpegs
 from peers import environment
 
-from stoker.feeds.feeder.memory_budget import BATCHES
+from stoker.feeds.feeder.log import BATCHES
 
 Found = dict[tuple[str, int], list[dict[str, Any]]]  # arm, jobs: a row for each round
 
@@ -316,7 +316,7 @@ import json, time
 import numpy as np
 import stoker
 
-BATCHES, STEPS_S = 0, 0.0
+NAME, BATCHES, STEPS_S = "", 0, 0.0
 
 class Ready:
     def __len__(self):
@@ -330,7 +330,7 @@ def make():
     return stoker.from_dataset(Ready(), seed=0).batch(64)
 
 if __name__ == "__main__":
-    feed = stoker.feed(make, name="bench-hand-over", jobs=4, staging=2 * BATCHES)
+    feed = stoker.feed(make, name=NAME, jobs=4, staging=2 * BATCHES)
     spent = []
     batches = iter(feed)
     next(batches)
@@ -349,7 +349,8 @@ def hand_over(batches: int, steps_s: float) -> list[float]:
     """Return how long each hand-over of a ready batch took, in us."""
     with tempfile.TemporaryDirectory() as home:
         script = Path(home) / "hand_over.py"
-        script.write_text(HAND_OVER.replace("0, 0.0", f"{batches}, {steps_s}", 1))
+        settings = f'"{FEED}-hand-over", {batches}, {steps_s}'
+        script.write_text(HAND_OVER.replace('"", 0, 0.0', settings, 1))
         call = [sys.executable, str(script)]
         jobs = [subprocess.Popen(call, stdout=subprocess.PIPE, text=True) for _ in range(4)]
         return [us for job in jobs for us in json.loads(job.communicate()[0])]

@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments.converged import sentences as converged
+from experiments.converged.trainings import read as read_converged
 from experiments.equal_time import sentences, tables
 from experiments.equal_time.rows import read_rows
 from experiments.repeats import damage
@@ -48,7 +50,12 @@ def write() -> None:
 
 def table(name: str) -> str:
     """Return a table in Markdown. Raises LookupError if there is none."""
-    head, rows = damage.cells() if name == "repeats" else tables.cells(name)
+    if name == "repeats":
+        head, rows = damage.cells()
+    elif name == "converged":
+        head, rows = converged.cells(read_converged())
+    else:
+        head, rows = tables.cells(name)
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -56,6 +63,8 @@ def table(name: str) -> str:
 def _said(name: str) -> str:
     if name in damage.SAID:
         text: list[str] | str = damage.SAID[name](damage.costs(damage.read_rows()))
+    elif name in converged.SAID:
+        text = converged.SAID[name](read_converged())
     else:
         text = sentences.SAID[name](read_rows())
     if isinstance(text, str):

@@ -60,7 +60,7 @@ class Server:
     """A running server, seen from the process that asked for it. See ``serving``."""
 
     def __init__(self, folder: str, settings: dict[str, Any]) -> None:
-        self._settings = {**settings, "folder": folder, "parent": os.getpid(), "port": 0}
+        self._settings = {**settings, "folder": folder, "parent": os.getpid()}
         self._process: subprocess.Popen[str] | None = None
         self.start()
         self.url = f"http://127.0.0.1:{self._settings['port']}"
@@ -75,7 +75,7 @@ class Server:
             bufsize=1,
         )
         try:
-            self._settings["port"] = self._answer()["port"]
+            self._answer()  # it listens
         except BaseException:
             self.kill()
             raise
@@ -145,19 +145,24 @@ def serving(
     """
     if not os.path.isdir(folder):
         raise NotADirectoryError(os.fspath(folder))
-    server = Server(
-        os.path.abspath(folder),
-        {
-            "latency_s": latency_s,
-            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-            "faults": [dataclasses.astuple(fault) for fault in faults],
-            "seed": seed,
-        },
-    )
-    try:
-        yield server
-    finally:
-        server.kill()
+    with socket.socket() as place:
+        # Bound all the time, so that nobody else gets the port while the process is killed.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        server = Server(
+            os.path.abspath(folder),
+            {
+                "port": place.getsockname()[1],
+                "latency_s": latency_s,
+                "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+                "faults": [dataclasses.astuple(fault) for fault in faults],
+                "seed": seed,
+            },
+        )
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 # What follows runs in the server's process.
@@ -320,10 +325,10 @@ async def _serve(settings: dict[str, Any]) -> None:
     if os.getppid() != settings["parent"]:
         return
     site = _Site(settings)
-    server = await asyncio.start_server(
+    await asyncio.start_server(
         site.connected, "127.0.0.1", settings["port"], limit=_HEADERS_BYTES, backlog=_BACKLOG
     )
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    print("null", flush=True)  # it listens
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     while line := await orders.readline():

@@ -27,7 +27,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from descriptors import RAISED
 
-LEFTOVER_GRACE_S = 30.0
+LEFTOVER_GRACE_S = 60.0
 
 # A shell that is not interactive starts background jobs with SIGINT ignored, and programs that a
 # test starts would inherit that. With a handler here they begin with the default.
@@ -87,8 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if not item.get_closest_marker("interrupts")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    # Last, so that the processes of a parallel run seldom wait for each other.
-    items.sort(key=_runs_alone)
+    # First, one behind the other, so that the processes of a parallel run wait for each other once.
+    items.sort(key=_runs_alone, reverse=True)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # PyTorch is imported only where a collected test asks for it.
     if marked and not _has_accelerator():
@@ -145,21 +145,31 @@ _turn = os.open(os.path.dirname(__file__), os.O_RDONLY)
 _running = os.open(__file__, os.O_RDONLY)
 
 
+_holds_all = False
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """Has a test that is marked `alone` wait for those of other processes, and they for it.
 
-    Outermost, so that the waiting does not count as the test's time.
+    Outermost, so that the waiting does not count as the test's time. Between two such tests nobody
+    else's begins.
     """
+    global _holds_all
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    fcntl.flock(_turn, fcntl.LOCK_EX)  # who waits for all others keeps new ones out
-    fcntl.flock(_running, fcntl.LOCK_EX if _runs_alone(item) else fcntl.LOCK_SH)
-    fcntl.flock(_turn, fcntl.LOCK_UN)
+    if not _holds_all:
+        fcntl.flock(_turn, fcntl.LOCK_EX)  # who waits for all others keeps new ones out
+        fcntl.flock(_running, fcntl.LOCK_EX if _runs_alone(item) else fcntl.LOCK_SH)
+        fcntl.flock(_turn, fcntl.LOCK_UN)
     try:
         return (yield)
     finally:
-        fcntl.flock(_running, fcntl.LOCK_UN)
+        _holds_all = _runs_alone(item) and nextitem is not None and _runs_alone(nextitem)
+        if not _holds_all:
+            fcntl.flock(_running, fcntl.LOCK_UN)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -200,11 +210,13 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 def name() -> Iterator[str]:
     """Return a feed's name; no feed has it when the test has ended."""
-    from playing import fresh_name, wait_until
+    from playing import fresh_name
+
+    from patience import wait_until
 
     made = fresh_name()
     yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
+    wait_until(lambda: made not in Path("/proc/net/unix").read_text())
 
 
 def _helper_pids() -> set[int]:

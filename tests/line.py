@@ -81,7 +81,7 @@ def line_to(port: int, damages: Sequence[Damage] = ()) -> Iterator[Line]:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in list(threads):
-            thread.join(10)
+            thread.join()
         for end in (listener, *ends):
             end.close()
 

@@ -20,7 +20,6 @@ TOKEN = secrets.token_hex(32)
 _nodes: list[Any] = []
 
 MARKS = [
-    pytest.mark.timeout(300),
     # Ray's own: files that it leaves to the collector, and what it says of its future.
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

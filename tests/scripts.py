@@ -144,6 +144,16 @@ def reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+def shared_files(pid: int) -> set[str]:
+    """Return the named shared memory that a process has open or mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[-1] for line in lines}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return {path for path in found if path.startswith("/dev/shm/")}
+
+
 def children() -> list[psutil.Process]:
     """Child processes, but for those of multiprocessing that serve all the tests."""
     servers = ("forkserver", "resource_tracker")
@@ -223,7 +233,7 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")  # torch's own
         dist.init_process_group(
             "gloo", init_method={init!r}, rank=RANK, world_size=WORLD,
-            timeout=datetime.timedelta(seconds=20),
+            timeout=datetime.timedelta(seconds=150),
         )
 """
 

@@ -2,8 +2,8 @@
 
 Each suite has an environment of its own (``bench/peers/NAME.txt``, made by ``--install``), comes at
 a pinned commit from GitHub, or with its package, and is run as it is: ``torch_loader.py`` stands
-where it imports torchdata's loader, ``chains.py`` gives it pipelines. A test that fails needs a
-reason in ``reasons.toml``, and one with a reason must fail. Commands::
+where it imports torchdata's loader, the other modules here give it pipelines. A test that fails
+needs a reason in ``reasons.toml``, and one with a reason must fail. Commands::
 
     python bench/conformance/run.py --install           # all suites
     python bench/conformance/run.py torch nodes         # two of them; the rows of others stay
@@ -38,6 +38,8 @@ from peers import environment  # noqa: E402
 
 PAGE = ROOT / "docs" / "tested.md"
 ROWS = RESULTS / "conformance.json"
+TITAN = ("torchtitan", "tests/unit_tests", "tests/assets/tokenizer", "tests/assets/sft_test")
+"""Without the sample of C4, which is large: tests of it are left out below."""
 TORCHDATA = "meta-pytorch/data", "e640e6fc91792e1c92cdabb603ee5be63919934a", "test"
 LOADER = {
     "torchdata/__init__.py": "",
@@ -56,6 +58,7 @@ class Suite:
         peer: the environment.
         source: repository, commit and folder; none: the package ships them.
         tests: arguments of pytest, within the folder; none: ``chains.py`` with the suite's name.
+        needs: folders to check out, if not that one.
         modules: what stands before the packages of the environment.
     """
 
@@ -63,6 +66,7 @@ class Suite:
     peer: str
     source: tuple[str, str, str] | None = None
     tests: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     modules: tuple[tuple[str, str], ...] = ()
 
 
@@ -72,14 +76,14 @@ SUITES = {
         "torchdata",
         TORCHDATA,
         ("stateful_dataloader/test_dataloader.py::TestDataLoader",),
-        tuple(LOADER.items()),
+        modules=tuple(LOADER.items()),
     ),
     "torchdata": Suite(
         "torchdata: `test_state_dict.py`",
         "torchdata",
         TORCHDATA,
         ("stateful_dataloader/test_state_dict.py",),
-        tuple(LOADER.items()),
+        modules=tuple(LOADER.items()),
     ),
     "nodes": Suite(
         "nodes: torchdata's `run_test_save_load_state`, six chains", "torchdata", TORCHDATA
@@ -100,15 +104,57 @@ SUITES = {
         "accelerate",
         ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "tests"),
         ("test_data_loader.py::StatefulDataLoaderTester",),
+        modules=tuple(LOADER.items()),
+    ),
+    "transformers": Suite(
+        "transformers: the `Trainer`'s tests of resuming",
+        "transformers",
+        ("huggingface/transformers", "e2372ffabdf6da99364d3d053da7783acf5f623c", "."),
+        (
+            *("-p", "trainer_batches", "-kresum"),
+            "tests/trainer/test_trainer.py::TrainerIntegrationTest",
+        ),
+        ("tests/trainer",),
+    ),
+    "torchtitan": Suite(
+        "torchtitan: tests of its loader, over Grain",
+        "torchtitan",
+        ("pytorch/torchtitan", "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a", "."),
+        (
+            *("-p", "grain_batches", "-kloader or resumption"),
+            *(
+                f"tests/unit_tests/{module}.py"
+                for module in ("components/data/test_grain_data", "test_dataset_checkpointing")
+            ),
+        ),
+        TITAN,
+    ),
+    "torchtitan_torchdata": Suite(
+        "torchtitan, before: the same, over torchdata",
+        "torchtitan",
+        ("pytorch/torchtitan", "c537bca68d96cbedcee6c22cfd693dfecdb54752", "."),
+        (
+            "-knot rejects and not round_trip and not trainer_config and not matching_sequences",
+            *(
+                f"tests/unit_tests/test_{test}"
+                for test in (
+                    "dataloader.py::TestParallelAwareDataloader",
+                    "chat_dataset.py::TestChatDatasetCheckpointing",
+                    "chat_dataset.py::TestInterleavedChatDataLoader",
+                )
+            ),
+        ),
+        TITAN,
         tuple(LOADER.items()),
     ),
 }
 
 
-def checked_out(source: tuple[str, str, str], github: str, home: Path) -> Path:
-    """Fetch a folder of a repository at a commit; return it."""
-    name, commit, folder = source
-    there = home / name
+def checked_out(suite: Suite, github: str, home: Path) -> Path:
+    """Fetch folders of a repository at a commit; return the one with the tests."""
+    assert suite.source is not None
+    name, commit, folder = suite.source
+    there = home / commit
     if not there.exists():
 
         def git(*words: str) -> None:
@@ -117,7 +163,7 @@ def checked_out(source: tuple[str, str, str], github: str, home: Path) -> Path:
         there.mkdir(parents=True)
         git("init", "-q")
         git("remote", "add", "origin", f"{github}/{name}")
-        git("sparse-checkout", "set", folder)
+        git("sparse-checkout", "set", *(suite.needs or [folder]))
         git("fetch", "-q", "--depth=1", "--filter=blob:none", "origin", commit)
         git("checkout", "-q", "FETCH_HEAD")
     return there / folder
@@ -126,7 +172,7 @@ def checked_out(source: tuple[str, str, str], github: str, home: Path) -> Path:
 def rows_of(name: str, python: str, github: str, home: Path) -> Iterator[dict[str, str]]:
     """Run a suite; return a row for each test."""
     suite = SUITES[name]
-    folder = home if suite.source is None else checked_out(suite.source, github, home)
+    folder = home if suite.source is None else checked_out(suite, github, home)
     before = home / f"before-{name}"
     for path, text in suite.modules:
         (before / path).parent.mkdir(parents=True, exist_ok=True)

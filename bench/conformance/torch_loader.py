@@ -6,6 +6,7 @@ makes samplers; examples, order, batches, workers and states are a pipeline's.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -126,3 +127,11 @@ class StatefulDataLoader(_data.DataLoader[T]):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._made = self._build(None)  # the state has the seed
         self._made.load_state_dict(state_dict)
+
+
+_theirs = inspect.signature(_data.DataLoader.__init__)
+_steps = inspect.signature(StatefulDataLoader.__init__).parameters["snapshot_every_n_steps"]
+StatefulDataLoader.__init__.__signature__ = _theirs.replace(  # type: ignore[attr-defined]
+    parameters=[*_theirs.parameters.values(), _steps]
+)
+"""torchtitan looks there for the names of arguments."""

@@ -40,7 +40,7 @@ def cost(example):
 
 
 def collate(examples):
-    """Pad tokens; put the patches of all images one behind the other, with their numbers."""
+    """Pad tokens; put the patches of all images one after another, with their numbers."""
     patches = [example.pop("patches") for example in examples]
     lengths = np.array([len(each) for each in patches])
     padded = pad(END)(examples)["tokens"]

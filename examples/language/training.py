@@ -67,12 +67,12 @@ class LanguageModel(nn.Module):
 
 
 def fit(model, train, steps):
-    """Train a model that returns its loss; save behind each `for` loop, go on from what is saved.
+    """Train a model that returns its loss; save after each `for` loop, continue from what is saved.
 
     As many ranks as there are now load what any number of ranks saved.
     """
     _fit(nn.parallel.DistributedDataParallel(model.to(device)), train, steps)
-    dist.destroy_process_group()  # behind the model's end: gloo may hang if it ends first
+    dist.destroy_process_group()  # after the model's end: gloo may hang if it ends first
 
 
 def _fit(model, train, steps):

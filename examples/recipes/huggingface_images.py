@@ -1,6 +1,6 @@
-"""Images of a Hugging Face data set: the columns `image` and `label`.
+"""Images of a Hugging Face dataset: the columns `image` and `label`.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import os

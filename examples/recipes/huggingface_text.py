@@ -1,6 +1,6 @@
-"""Text of a Hugging Face data set: the columns `text` and `label`, and a tokenizer.
+"""Text of a Hugging Face dataset: the columns `text` and `label`, and a tokenizer.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import os

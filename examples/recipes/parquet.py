@@ -1,6 +1,6 @@
 """Parquet in an object store: numbers in `features`, a `category`, and what was `clicked`.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import os

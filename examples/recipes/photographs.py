@@ -1,6 +1,6 @@
 """Photographs: train/CLASS/*.jpg and valid/CLASS/*.jpg, on storage that is too slow.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import math

@@ -1,6 +1,6 @@
 """WebDataset's shards: train-*.tar and valid.tar, of files KEY.jpg and KEY.cls.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import os

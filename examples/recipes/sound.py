@@ -1,6 +1,6 @@
 """Sound: train/CLASS/*.wav and valid/CLASS/*.wav (or .flac, .ogg), of any length.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import io

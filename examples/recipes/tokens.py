@@ -1,6 +1,6 @@
-"""Tokens: train-*.bin and valid.bin, files of uint16 tokens one behind the other.
+"""Tokens: train-*.bin and valid.bin, files of uint16 tokens one after another.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import os

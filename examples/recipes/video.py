@@ -1,6 +1,6 @@
 """Video: train/CLASS/*.mp4 and valid/CLASS/*.mp4, of any length.
 
-Whenever it was stopped, start it again: it goes on behind the last checkpoint.
+Whenever it was stopped, start it again: it continues after the last checkpoint.
 """
 
 import io

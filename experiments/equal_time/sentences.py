@@ -145,7 +145,7 @@ def rules(rows: Sequence[Row]) -> list[str]:
         "decides.",
         "**What is safe can be said**: up to four passes with random maps behind the echo, or less "
         "than two passes with nothing random behind it and at most 4 uses. There the loss was "
-        f"{_outcomes(silent)}. (A rule that was found on these trainings, and tested on no other.)",
+        f"{_outcomes(silent)}. (A rule that was found on these trainings.)",
     ]
 
 

@@ -16,4 +16,4 @@ else:
         return found
 
     def __dir__():
-        return sorted({*globals(), *_importlib.import_module("stoker.api").__all__})
+        return sorted(_importlib.import_module("stoker.api").__all__)

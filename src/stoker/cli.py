@@ -21,16 +21,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    NoReturn,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from stoker.basics import plugins
 from stoker.errors import StokerError
@@ -49,10 +40,8 @@ _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 class Argument(NamedTuple):
     """What ``Annotated`` says of a command's parameter, beside its type.
 
-    Attributes:
-        help: a sentence.
-        metavar: what the help shows for the value; empty: a word for the type.
-        least: the smallest number that is accepted.
+    ``help`` is a sentence; ``metavar`` is shown for the value, by default a word for its type;
+    ``least`` is the smallest number that is accepted.
     """
 
     help: str = ""

@@ -12,7 +12,7 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.thread_safety import thread_safe
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import whole_from
 from stoker.batching.builder import Builder
 from stoker.batching.joining import Packed
 
@@ -28,10 +28,7 @@ class Padded(NamedTuple):
 
 
 def pad(
-    value: Any = 0,
-    *,
-    on: str | int | Sequence[str | int] | None = None,
-    multiple_of: int = 1,
+    value: Any = 0, *, on: str | int | Sequence[str | int] | None = None, multiple_of: int = 1
 ) -> Pad:
     """Batch arrays that differ in their first dimension: ``.batch(32, collate=pad(0))``.
 
@@ -49,18 +46,17 @@ def pad(
     Raises TypeError or ValueError for wrong arguments. The batch raises ValueError where arrays
     differ in dtype or in another dimension, TypeError where the field is not an array.
     """
-    if not is_whole_number(multiple_of) or multiple_of < 1:
-        raise ValueError(f"pad(multiple_of=) takes a whole number from 1, not {multiple_of!r}")
+    multiple_of = whole_from(1, multiple_of, "pad(multiple_of=) takes")
     if isinstance(value, Mapping):
         if on is not None:
             raise ValueError("pad() takes the fields in a mapping, or on=, not both")
-        return Pad(0, _check_fields(list(value.items())), int(multiple_of))
+        return Pad(0, _check_fields(list(value.items())), multiple_of)
     if on is None:
-        return Pad(_number(value), None, int(multiple_of))
+        return Pad(_number(value), None, multiple_of)
     fields = [on] if isinstance(on, (str, int)) else on
     if not isinstance(fields, Sequence):
         raise TypeError(f"pad(on=) takes a field or several, by name, key or position, not {on!r}")
-    return Pad(0, _check_fields([(field, value) for field in fields]), int(multiple_of))
+    return Pad(0, _check_fields([(field, value) for field in fields]), multiple_of)
 
 
 def _check_fields(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:

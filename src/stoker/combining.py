@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, overload
 
 from stoker.chain.chain import Chain
 from stoker.engine.skip import RAISE, MaxErrors, budget_of
+from stoker.foreign import explain_calls
 from stoker.pipeline import Pipeline
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.drawing import by_user
@@ -48,9 +50,10 @@ def mix(
     Args:
         pipelines: the parts.
         weights: a number above 0 for each part; by default all are equal. Examples that a part's
-            filter drops count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at
-            that point of training (a ``stoker.types.Progress``); it is asked 128 times an epoch. An
-            epoch then has as many examples as all parts together, and ``stop=`` has no meaning.
+            filter drops count towards its share. Or ``fn(progress)``: returns the weight, from 0
+            on, at that point of training (a ``stoker.types.Progress``); it is asked 128 times an
+            epoch. An epoch then has as many examples as all parts together, and ``stop=`` has no
+            meaning.
         by: how many tokens an example has; weights are then shares of tokens, exact over each pass
             of a part. A field, a function for ``sizes()``, such as ``len``, or numbers ``[n]``; or
             a list with one of these for each part.
@@ -277,3 +280,6 @@ def _seed(chains: list[Chain]) -> Any:
             "mix(..., seed=)"
         )
     return seeds[0] if seeds else None
+
+
+explain_calls(sys.modules[__name__])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -12,9 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import Factor
 from stoker.engine.skip import MaxErrors
+from stoker.foreign import explain_calls
 from stoker.pipeline import Pipeline
 from stoker.sources.arrays import ArraySource
-from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import of_dataset
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths
@@ -101,6 +103,9 @@ def from_huggingface(
     Raises TypeError for any other object, ValueError if a column is missing, and for a dataset
     without rows or with a transform (``with_transform``).
     """
+    _check_pyarrow("from_huggingface")
+    from stoker.sources.arrow.huggingface import HuggingFaceSource
+
     return _begin(HuggingFaceSource(dataset, columns), seed, max_errors)
 
 
@@ -180,6 +185,7 @@ def from_table(
     Raises TypeError for any other object, ValueError for a table without rows, ImportError without
     pyarrow (``pip install pyarrow``).
     """
+    _check_pyarrow("from_table")
     from stoker.sources.arrow.table import TableSource
 
     return _begin(TableSource(table), seed, max_errors)
@@ -386,13 +392,14 @@ def from_parquet(
     Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
+    _check_pyarrow("from_parquet")
     from stoker.sources.arrow.parquet import ParquetSource
 
     source = ParquetSource(paths, _options(requests, timeout_s, storage_options), columns)
     train = _begin(source, seed, max_errors)
     if filters is None:
         return train
-    from stoker.sources.arrow.row_filter import matching_rows
+    from stoker.sources.arrow.parquet import matching_rows
 
     matches = matching_rows(source, filters)
     if not matches.any():
@@ -470,7 +477,8 @@ def from_csv(
     CSV, lacks a column or does not fit into memory, for files whose columns differ, and if there
     are no rows; ImportError without pyarrow (``pip install pyarrow``).
     """
-    from stoker.sources.arrow.csv_files import CsvSource
+    _check_pyarrow("from_csv")
+    from stoker.sources.arrow.table import CsvSource
 
     return _begin(CsvSource(paths, columns, delimiter), seed, max_errors)
 
@@ -607,7 +615,7 @@ def from_tokens(
     if length is None:
         if stride is not None:
             raise TypeError("from_tokens(stride=) is of windows: give their length, too")
-        from stoker.sources.documents import DocumentSource
+        from stoker.sources.tokens import DocumentSource
 
         return _begin(DocumentSource(paths, remote, dtype, separator), seed)
     from stoker.sources.tokens import TokenSource
@@ -623,6 +631,17 @@ def _options(
     return RemoteOptions(requests, timeout_s, storage_options or {})
 
 
+def _check_pyarrow(caller: str) -> None:
+    """Raise ImportError, with the command to install it, without pyarrow."""
+    try:
+        importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise ImportError(f"{caller} needs pyarrow: pip install pyarrow") from error
+
+
 def _begin(source: IndexedSource, seed: Any, max_errors: MaxErrors = 0) -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
     return Pipeline(Chain.begin(source, seed, max_errors))
+
+
+explain_calls(sys.modules[__name__])

@@ -51,7 +51,11 @@ def shows_all_frames() -> bool:
 
 def raised_here(error: _Error) -> _Error:
     """Return an exception whose traceback begins where it is raised next, not deep inside."""
-    return error if shows_all_frames() else error.with_traceback(None)
+    if shows_all_frames():
+        return error
+    if error.__cause__ is not None:
+        without_own_frames(error.__cause__)
+    return error.with_traceback(None)
 
 
 def without_own_frames(error: _Error) -> _Error:

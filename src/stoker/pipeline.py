@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from stoker.batching.joining import Packed
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.epoch_api import EpochApi
+from stoker.chain.epoch_api import EpochApi, UnusedCheck
 from stoker.chain.inspection.cache_place import with_best_cache
 from stoker.chain.inspection.describe import describe
 from stoker.chain.inspection.examples import example_of, labels_of, name_of, next_output
 from stoker.chain.iterator import T
 from stoker.chain.step_epochs import StepEpochs
-from stoker.chain.unused_check import UnusedCheck
 from stoker.echoing.stage import Echo, Factor
 from stoker.engine.skip import MaxErrors
 from stoker.engine.workers.make import Workers
@@ -42,7 +41,7 @@ from stoker.stages.pack import Pack
 from stoker.stages.scan import Scan
 from stoker.stages.shard import Shard
 from stoker.stages.stage import ChainStage
-from stoker.stages.to import To, torch_device
+from stoker.stages.to import To
 from stoker.stats import Stats, as_metrics
 
 U = TypeVar("U")
@@ -68,21 +67,20 @@ class Pipeline(EpochApi[T]):
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        return self._unused_check.note_derived(Pipeline[Any](chain), call)
+        made = Pipeline[Any](chain)
+        self._unused_check.note_derived(made._unused_check, made, call)
+        return made
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
 
         Raises TypeError for any other object, and the errors of its ``check`` and of the methods.
         """
+        if not isinstance(stage, Stage):
+            raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         return Pipeline(self.chain.apply(stage, self))
 
-    def shuffle(
-        self,
-        buffer: Int = None,
-        *,
-        block: int | bool | None = None,
-    ) -> Pipeline[T]:
+    def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams use a
@@ -753,19 +751,29 @@ class Pipeline(EpochApi[T]):
         """
         return self._derive(self.chain.repeat(), "repeat()")
 
-    def to_torch(self, device: Any = "cpu") -> Pipeline[Any]:
+    def to_torch(self, device: Any = "cpu", *, out: Any = None) -> Pipeline[Any]:
         """Hand out torch tensors on a device, and copy the next batch meanwhile.
 
         On the CPU they share the arrays' memory.
 
         Args:
             device: a ``torch.device``, or its name, such as ``"cuda"``.
+            out: tensors on that device, with the structure, shapes and dtypes of a batch. Each
+                batch is copied into them, and they are what is handed out: the memory that a CUDA
+                graph reads. The copy waits, in your current stream, for what you began before. The
+                last stage alone may have it.
+
+        Example::
+
+            images = torch.empty(32, 3, 224, 224, device="cuda")
+            for images in train.batch(32, drop_last=True).to_torch("cuda", out=images):
+                graph.replay()
 
         Raises ImportError without torch, ValueError before ``batch``, TypeError for other objects.
         ``iter()`` raises RuntimeError if the device does not exist, so that a pipeline can be built
-        and printed anywhere.
+        and printed anywhere; ``next()`` raises StageError for a batch that does not fit ``out``.
         """
-        return self._then(To(torch_device(device)))
+        return self._then(To.of_torch(device, out))
 
     def to_jax(self, device: Any) -> Pipeline[Any]:
         """Hand out JAX arrays on a device or a sharding, and copy the next batch meanwhile.

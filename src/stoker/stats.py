@@ -140,13 +140,12 @@ class WorkerTime:
         return self.sampled_s >= _MIN_SAMPLED_S
 
     def __str__(self) -> str:
-        shares = (
-            f"{self.computing_fraction:.0%} computing, {self.queued_fraction:.0%} waiting for a "
-        )
+        busy, queued = f"{self.computing_fraction:.0%}", f"{self.queued_fraction:.0%}"
+        shares = f"{busy} computing, {queued} waiting for a processor"
         if self.asleep_fraction is None:
-            return f"{shares}processor, {self.blocked_fraction:.0%} asleep or waiting for the GIL"
+            return f"{shares}, {self.blocked_fraction:.0%} asleep or waiting for the GIL"
         return (
-            f"{shares}processor, {self.asleep_fraction:.0%} asleep, "
+            f"{shares}, {self.asleep_fraction:.0%} asleep, "
             f"{self.contended_fraction:.0%} waiting for the GIL or another lock"
         )
 
@@ -257,15 +256,14 @@ class CacheCounts:
     """Misses for which another node did not answer within 5 s."""
 
     def __add__(self, second: CacheCounts) -> CacheCounts:
-        return CacheCounts(*(a + b for a, b in zip(self.all(), second.all(), strict=True)))
+        return CacheCounts(*map(operator.add, self.all(), second.all()))
 
     def __sub__(self, second: CacheCounts) -> CacheCounts:
-        """Return the counts after ``other``."""
-        return CacheCounts(*(a - b for a, b in zip(self.all(), second.all(), strict=True)))
+        return CacheCounts(*map(operator.sub, self.all(), second.all()))
 
     def all(self) -> list[int]:
         """Return the counts, in the order of the fields."""
-        return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
+        return [getattr(self, each.name) for each in fields(CacheCounts)]
 
     @property
     def local_hits(self) -> int:

@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 import stoker
+from patience import wait_until
 from scripts import Script, run, script
 from strategies import frozen, shortened
 
@@ -89,19 +90,13 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
 
 def settled(dataset: stoker.types.CachedDataset, items: int) -> None:
     """Wait until so many items are in the store: they are written by the by."""
-    give_up_at = time.monotonic() + 200
-    while dataset.cache_stats().items < items:
-        assert time.monotonic() < give_up_at, f"{dataset.cache_stats()}"
-        time.sleep(0.002)
+    wait_until(lambda: dataset.cache_stats().items >= items, dataset.cache_stats)
 
 
 def written(dataset: stoker.types.CachedDataset) -> int:
     """Wait until all that was offered is written or refused; return how many items there are."""
-    give_up_at = time.monotonic() + 200
-    while (stats := dataset.cache_stats()).admitted != stats.items:
-        assert time.monotonic() < give_up_at, f"{stats}"
-        time.sleep(0.002)
-    return stats.items
+    wait_until(lambda: dataset.cache_stats().admitted == dataset.cache_stats().items)
+    return dataset.cache_stats().items
 
 
 def failed(loader: Any) -> Exception:

@@ -71,7 +71,7 @@ def on_a_terminal(command: list[str], stop: bytes | None = None) -> str:
             if stop is not None and stop in written:
                 stop = None
                 running.send_signal(2)
-        running.wait(60)
+        running.wait(500)
     finally:
         running.kill()
         running.wait()

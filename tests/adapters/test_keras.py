@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from command_line import python
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -199,13 +198,15 @@ def test_fit_trains_resumes_and_refuses(backend: str, tmp_path: Path) -> None:
     """In one process, as Keras takes long to import."""
     script = tmp_path / "script.py"
     script.write_text(SETUP + EPOCHS_VALIDATION_AND_CALLBACKS + RESUMED_EXACTLY + MOVED + REFUSED)
-    done = subprocess.run(
-        # What Keras's own conversion of NumPy arrays to torch says is not ours.
-        [sys.executable, "-W", "error", "-W", "ignore:__array__:DeprecationWarning", script],
+    done = python(
+        "-W",
+        "error",
+        "-W",
+        "ignore:__array__:DeprecationWarning",
+        script,
         cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "KERAS_HOME": "."},
-        capture_output=True,
-        text=True,
-        timeout=500,
+        KERAS_BACKEND=backend,
+        JAX_PLATFORMS="cpu",
+        KERAS_HOME=".",
     )
     assert done.returncode == 0, done.stderr

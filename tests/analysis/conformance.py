@@ -106,9 +106,12 @@ class Fatal(Mapped):
         return index
 
 
-class Slow(Mapped):
+class Stuck(Mapped):
+    def __init__(self) -> None:
+        self.over = multiprocessing.Event()
+
     def __getitem__(self, index: int) -> Any:
-        time.sleep(1)
+        self.over.wait()
         return index
 
 
@@ -133,7 +136,7 @@ def states() -> str:
 
 def left() -> list[int]:
     gc.collect()  # loaders that ended with an error are in the cycles of its traceback
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:  # threads of queues take their time
         if not multiprocessing.active_children() and threading.active_count() == 1:
             break
@@ -172,10 +175,10 @@ def resumed(workers: int, taken: int) -> list[str]:
     return [repr(batch) for batch in second]
 
 
-def outcome(make: Any, first_came: Any = None) -> list[Any]:
+def outcome(make: Any, first_came: Any = None, over: Any = None) -> list[Any]:
     """Return what a loader with faults gives: batches, errors, and what comes after them.
 
-    The event is set with the first batch.
+    ``first_came`` is set with the first batch, ``over`` behind all.
     """
     seen: list[Any] = []
     iterator = iter(make())
@@ -194,6 +197,8 @@ def outcome(make: Any, first_came: Any = None) -> list[Any]:
             seen.append([type(error).__name__, "".join(c for c in first if not c.isdigit())])
             if isinstance(error, RuntimeError):
                 break
+    if over is not None:
+        over.set()
     del iterator
     return seen
 
@@ -240,7 +245,9 @@ def main() -> None:
     found["killed"] = [
         seen if isinstance(seen, str) else seen[0] for seen in outcome(make, fatal.first_came)
     ]
-    found["timeout"] = outcome(lambda: DataLoader(Slow(), 1, num_workers=1, timeout=0.3))
+    stuck = Stuck()
+    make = functools.partial(DataLoader, stuck, 1, num_workers=1, timeout=0.3)
+    found["timeout"] = outcome(make, over=stuck.over)
     found["left"] = left()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,6 +8,7 @@ from stoker.analysis.model.model import predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
+    Cost,
     Loader,
     PrepPoint,
     Rank,
@@ -15,7 +16,6 @@ from stoker.analysis.model.report import (
     Rates,
     Report,
     Split,
-    TransformCost,
     to_measured,
 )
 from stoker.analysis.reports.verdict import write_verdict
@@ -139,8 +139,12 @@ PREP = job(
 PREP = msgspec.structs.replace(
     PREP,
     transforms=[
-        TransformCost("PIL's decode", Rate(0.7, 0.66, 0.74), 0.0042),
-        TransformCost("ColorJitter", Rate(0.3, 0.26, 0.34), 0.0018),
+        Cost("PIL's decode", Rate(0.7, 0.66, 0.74), 0.0042),
+        Cost("ColorJitter", Rate(0.3, 0.26, 0.34), 0.0018),
+    ],
+    step=[
+        Cost("waiting for data", Rate(0.66, 0.6, 0.7), 0.2),
+        Cost("forward", Rate(0.34, 0.3, 0.4), 0.1),
     ],
 )
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)

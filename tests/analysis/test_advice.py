@@ -15,6 +15,7 @@ from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
+    DeviceTrial,
     Prepared,
     Rate,
     Report,
@@ -43,6 +44,29 @@ def named(report: Report) -> list[str]:
         next(kind for kind, code in CODES.items() if code in action.code)
         for action in advise(report)
     ]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", None])
+def test_a_transform_on_the_device_shortens_preparing_and_lengthens_the_step(
+    device: str | None,
+) -> None:
+    def tried(batch_s: float, report: Report = PREP) -> Report:
+        return replace(report, on_device=[DeviceTrial("ColorJitter", batch_s, device)])
+
+    def moves(report: Report) -> list[Action]:
+        return [action for action in advise(report) if "ColorJitter" in action.title]
+
+    (move,) = moves(tried(0.001))  # 0.3 of preparing, which limits the job
+    assert 1.3 < move.gain.value <= 1 / 0.7 + 1e-6
+    assert ".to_torch(device).random_map(fn)" in move.code
+    assert "1 ms on " + (device or "one thread of a processor, which stands for") in move.why
+    assert move.condition
+    assert predict(to_measured(PREP)).prep_stall > 0.5
+    batch_s = PREP.loader.batch_size / predict(to_measured(PREP)).rate
+    (slower,) = moves(tried(0.4 * batch_s))
+    assert slower.gain.value <= move.gain.value
+    assert not moves(tried(2 * batch_s))
+    assert not moves(tried(0.001, replace(PREP, transforms=[])))
 
 
 @pytest.mark.parametrize("name", REPORTS)

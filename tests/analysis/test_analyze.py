@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -22,6 +21,8 @@ from analysis.analyses import (
     write_files,
     write_script,
 )
+from command_line import call, python
+from patience import wait_until
 from strategies import shortened
 
 MAIN = 'if __name__ == "__main__":\n    '
@@ -86,14 +87,7 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     printed = "print(len(loader), sum(len(batch) for batch in loader))\n    "
     end = text.index("train(loader, 0.004")
     script.write_text("import stoker\n" + text[:end] + printed + text[end:])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env=environment(),
-    )
+    done = python("-W", "error", script, "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["25", "200"]
 
@@ -108,6 +102,57 @@ def test_a_compute_bound_script_has_nothing_to_gain(tmp_path: Path) -> None:
     assert found.report["split"]["compute"] > 0.9
     assert found.report["rates"]["S"] is None
     assert "no file" in found.report["reasons"]["S"]
+    # It sleeps behind its backward passes, of a single number.
+    costs = {cost["name"]: cost["share"]["value"] for cost in found.report["step"]}
+    assert costs["the rest"] > 0.5
+    assert sum(costs.values()) == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.full
+@measured
+def test_a_transform_that_takes_whole_batches_is_tried_as_one(tmp_path: Path) -> None:
+    write_script(
+        tmp_path,
+        """
+        class Brighten:
+            def __call__(self, image):
+                for _ in range(40):
+                    image = (image * 1.01).clamp(0, 1)
+                return image
+
+        class Cut:
+            size = 16  # what makes examples of one size stays with them
+
+            def __call__(self, image):
+                for _ in range(20):
+                    image = image[:, :16, :16].clone()
+                return image
+
+        class Images(Sleepy):
+            transforms = None
+
+            def __getitem__(self, index):
+                image = torch.rand(3, 24, 24)
+                for transform in self.transforms:
+                    image = transform(image)
+                return image
+
+        if __name__ == "__main__":
+            images = Images()
+            images.transforms = [Cut(), Brighten()]
+            train(DataLoader(images, 16, num_workers=1), step_s=0.001)
+        """,
+    )
+    found = analyze(tmp_path, "train.py")
+    assert found.report is not None, found.errors
+    (tried,) = found.report["on_device"]
+    assert tried["name"] == "Brighten"
+    assert tried["seconds"] > 0
+    assert tried["device"] is None  # a thread stood for it
+    said = [*found.report["notes"], *(action["title"] for action in found.report["actions"])]
+    forecasts = sum("move Brighten to the device" in text for text in said)
+    # Of its cost, a busy machine may see too little.
+    assert forecasts == any(cost["name"] == "Brighten" for cost in found.report["transforms"])
 
 
 SHAPES = {
@@ -243,11 +288,9 @@ def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failur
 @pytest.mark.full
 def test_a_script_that_never_reaches_a_loader_ends_when_the_time_is_up(tmp_path: Path) -> None:
     write_script(tmp_path, "time.sleep(1000)")
-    began = time.monotonic()
     found = analyze(tmp_path, "train.py", seconds=6)
     assert found.code == 1
     assert "time for the analysis was up" in found.errors
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.full
@@ -321,17 +364,17 @@ def test_a_module_beside_its_siblings_and_another_sitecustomize(tmp_path: Path) 
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text('MARK = "of the user"')
     target = tmp_path / "report.json"
-    done = subprocess.run(
-        command_of(
-            "--max-seconds", "15", "--json", target, "-m", "job.train", "--max-seconds", "7"
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        cwd=tmp_path,
-        env=environment() | {"PYTHONPATH": str(hidden)},
-    )
+    words: list[str | Path] = [
+        "--max-seconds",
+        "15",
+        "--json",
+        target,
+        "-m",
+        "job.train",
+        "--max-seconds",
+        "7",
+    ]
+    done = python("-m", "stoker", "analyze", *words, cwd=tmp_path, PYTHONPATH=str(hidden))
     assert done.returncode == 0, done.stderr
     assert target.is_file()
 
@@ -376,18 +419,17 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
             train(DataLoader(Told(0.01), 8, num_workers=2, multiprocessing_context="fork"))
         """,
     )
+    folder = {"TMPDIR": str(tmp_path)}
     analysis = subprocess.Popen(
         command_of("--max-seconds", "300", "train.py"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=tmp_path,
-        env=environment() | {"TMPDIR": str(tmp_path)},
+        env=environment() | folder,
         start_new_session=True,
     )
     # PyTorch's workers see that their parent is gone once they have begun, not while they start.
-    deadline = time.monotonic() + 200
-    while len(list(tmp_path.glob("worker-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("worker-*"))) == 2)
     script = psutil.Process(analysis.pid).children(recursive=True)
     assert len(script) >= 3  # the script and two workers
     os.kill(analysis.pid, number)
@@ -401,50 +443,31 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
     else:  # the folder of a dead analysis goes with the next one
         assert list(tmp_path.glob("stoker-analysis-*"))
         write_script(tmp_path, "")
-        subprocess.run(
-            command_of("--max-seconds", "12", "train.py"),
-            capture_output=True,
-            check=False,
-            timeout=240,
-            cwd=tmp_path,
-            env=environment() | {"TMPDIR": str(tmp_path)},
-        )
+        python("-m", "stoker", "analyze", "--max-seconds", "12", "train.py", cwd=tmp_path, **folder)
     assert not list(tmp_path.glob("stoker-analysis-*"))
 
 
 @pytest.mark.parametrize(
-    "call",
-    shortened(
-        [
-            (["nowhere.py"], "no script"),
-            (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
-            ([tempfile.gettempdir()], "is a folder"),
-            (["-m"], "needs a module"),
-            (["--max-seconds", "0", "train.py"], "--max-seconds"),
-            ([], "required: SCRIPT"),
-        ],
-        2,
-    ),
+    ("arguments", "said"),
+    [
+        (["nowhere.py"], "no script"),
+        (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
+        ([tempfile.gettempdir()], "is a folder"),
+        (["-m"], "needs a module"),
+        (["--max-seconds", "0", "train.py"], "--max-seconds"),
+        ([], "required: SCRIPT"),
+    ],
 )
-def test_wrong_calls_get_an_answer(tmp_path: Path, call: tuple[list[str], str]) -> None:
-    arguments, said = call
-    done = subprocess.run(
-        command_of(*arguments),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=240,
-    )
-    assert done.returncode in (1, 2)
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_calls_get_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = call("analyze", *arguments)
+    assert found.code in (1, 2)
+    assert said in found.stderr
 
 
 def test_help_teaches() -> None:
-    done = subprocess.run(
-        command_of("--help"), capture_output=True, text=True, check=True, env=environment()
-    )
+    told = call("analyze", "--help").stdout
     for words in ("torchrun", "train.py", "--loader", "--html", "no root"):
-        assert words in done.stdout
+        assert words in told

@@ -82,7 +82,7 @@ def test_how_a_script_crashed() -> None:
 @pytest.mark.parametrize(
     ("reasons", "said"),
     [
-        ({"batch": "the script ended by itself"}, "DataLoader, in Python processes"),
+        ({"batch": "the script ended by itself"}, "pipelines of stoker, in Python processes"),
         ({"as-it-is": "no loader was built at 'x.py:3'"}, "no loader was built at"),
         ({}, "it ended"),
         ({"batch": "crashed", "output": "EOFError: EOF"}, "standard input is empty"),

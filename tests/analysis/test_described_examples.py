@@ -17,7 +17,7 @@ from PIL import Image
 
 from stoker.analysis.probe import drain_session, replay
 from stoker.analysis.probe.example import describe_example
-from stoker.transport.codec.encoder import encode
+from stoker.transport.codec import encode
 
 Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset

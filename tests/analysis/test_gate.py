@@ -15,6 +15,7 @@ import pytest
 from analysis.analyses import environment, write_script
 from analysis.gates import gate, gate_command
 from command_line import call
+from scripts import TIMEOUT_S
 from stoker.analysis.gate.runs import run_once
 from stoker.analysis.scripts.script_run import make_folder
 
@@ -206,7 +207,7 @@ def test_ctrl_c_ends_the_script_and_the_gate(tmp_path: Path) -> None:
             assert process.poll() is None
             os.sched_yield()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -12,10 +12,10 @@ from analysis.reports import FETCH, PREP, REPORTS, about
 from stoker.analysis.model.model import NOTHING
 from stoker.analysis.model.report import (
     Action,
+    Cost,
     Loader,
     Rate,
     Rates,
-    TransformCost,
     to_measured,
 )
 from stoker.analysis.model.what_if import answer
@@ -95,7 +95,7 @@ def test_names_do_nothing(tmp_path: Path) -> None:
         verdict=HOSTILE,
         actions=[Action(HOSTILE, HOSTILE, Rate(2.0, 1.0, 3.0), HOSTILE, HOSTILE)],
         notes=[HOSTILE],
-        transforms=[TransformCost(HOSTILE, Rate(1.0, 1.0, 1.0), 0.001)],
+        transforms=[Cost(HOSTILE, Rate(1.0, 1.0, 1.0), 0.001)],
     )
     write_page(PREP, tmp_path / "page.html")
     write_page(report, tmp_path / "hostile.html")

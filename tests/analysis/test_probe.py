@@ -14,20 +14,23 @@ from typing import Any
 import pytest
 
 import stoker
+from command_line import python
 from stoker.analysis.probe import records
 
 HERE = Path(__file__).parent
 PROBE = Path(stoker.__file__).parent / "analysis" / "probe"
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """Return what has a program be watched."""
+    return {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)}
+
+
 def start(folder: Path | None) -> subprocess.Popen[str]:
     """Start the program of ``conformance.py``."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if folder is not None:
-        environment |= {
-            "PYTHONPATH": str(PROBE.parent / "startup"),
-            "STOKER_PROBE": str(folder),
-        }
+        environment |= variables(folder)
     return subprocess.Popen(
         [sys.executable, "conformance.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, env=environment,
@@ -100,12 +103,7 @@ for _ in range(2):
     print(len(list(DataLoader(list(range(10)), 4, num_workers=2))))
 os.mkdir(os.environ["STOKER_PROBE"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True, text=True, check=False, timeout=240,
-        env=os.environ
-        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(folder)},
-    )  # fmt: skip
+    done = python("-c", script, cwd=tmp_path, **variables(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "3"]
     assert done.stderr == ""
@@ -146,16 +144,110 @@ for loader, changes in zip(loaders, (True, False, True, False, True)):
 
 @pytest.mark.full
 def test_what_a_script_changes_of_its_dataset_between_epochs_is_seen(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False,
-        env=os.environ
-        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(tmp_path)},
-    )  # fmt: skip
+    done = python("-c", CHANGES, cwd=tmp_path, **variables(tmp_path))
     assert done.returncode == 0, done.stderr
     (about,) = tmp_path.glob("process-*.json")
     loaders = json.loads(about.read_text())["loaders"]
     # Without workers the script itself reads; where it leaves an epoch early, nobody can tell.
     assert [loader["changes"] for loader in loaders] == [["epoch"], [], ["epoch"], [], None]
+
+
+STEPS = """
+import logging
+import time
+
+import torch
+from torch.utils.data import DataLoader
+
+
+class Wait(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.005)
+        return x * 2
+
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        time.sleep(0.005)
+
+
+class Late(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(0.005)
+        return super().step(closure)
+
+
+class LateBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.005)
+        return grad
+
+
+def train(closes):
+    def loss():
+        optimizer.zero_grad()
+        found = LateBackward.apply(net(batch)).sum()
+        found.backward()
+        return found
+
+    for batch in loader(range(4)):
+        batch.to("meta")
+        batch.to(torch.float64)
+        if closes:
+            optimizer.step(loss)
+        else:
+            loss()
+            optimizer.step()
+        logging.getLogger("train").error("done")
+
+
+def loader(numbers):
+    return DataLoader([float(number) for number in numbers], collate_fn=collate)
+
+
+def collate(numbers):
+    return Wait()(torch.tensor(numbers))  # inside next(), which is waiting
+
+
+net = torch.nn.Sequential(Wait(), torch.nn.Linear(1, 1))
+optimizer = Late(net.parameters(), lr=0.1)
+logging.getLogger("train").addHandler(Keep())
+for batch in loader(range(4)):
+    pass
+train(closes=False)
+train(closes=True)
+"""
+
+
+def test_the_parts_of_a_step_are_timed_and_what_is_inside_next_is_waiting(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS], capture_output=True, text=True, check=False,
+        env=os.environ
+        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("failed-*"))
+    (path,) = tmp_path.glob("process-*.rows")
+    watched = records.WatchedRows(str(path))
+    try:
+        read, *trained = ([r for r in watched.rows() if r.epoch == epoch] for epoch in range(3))
+    finally:
+        watched.close()
+    assert not any(read[-1].parts_ns)
+    for rows in trained:
+        first, last = rows[1], rows[-1]  # batches; the end of the epoch
+        pairs = zip(first.parts_ns, last.parts_ns, strict=True)
+        spent_ns = [after - before for before, after in pairs]
+        forward, backward, optimizer, copies, logging = spent_ns
+        assert min(forward, backward, optimizer, logging) >= 4 * 5_000_000
+        assert copies > 0
+        waited_ns = sum(row.left_ns - row.entered_ns for row in rows[1:-1])
+        assert sum(spent_ns) <= last.entered_ns - first.entered_ns - waited_ns
 
 
 def test_the_probe_loads_nothing_but_the_standard_library() -> None:

@@ -47,6 +47,14 @@ def test_a_report_begins_with_the_verdict_what_to_do_and_how(name: str) -> None:
     assert "--details" in lines[-1]
 
 
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_takes_at_most_twelve_lines_of_a_terminal(name: str) -> None:
+    doubts = ["predicted 900 examples/s, measured 750", "the host was busy"]
+    text = io.StringIO()
+    show_report(replace(REPORTS[name], doubts=doubts), Console(file=text, width=80), details=False)
+    assert len([line for line in text.getvalue().splitlines() if line.strip()]) <= 12
+
+
 def test_what_is_named_first_is_safe_and_worth_it_and_has_a_command() -> None:
     advice = Action("use 4 workers", "num_workers=4", Rate(1.04, 1.0, 1.1), "")
     little = str(replace(PREP, actions=[advice]))
@@ -59,6 +67,7 @@ def test_what_is_named_first_is_safe_and_worth_it_and_has_a_command() -> None:
         "which saves 20 of each 60 minutes. Other random draws, as with another seed.\n"
         "  stoker run train.py --epochs 90\n"
     ) in said
+    assert "saves 10 of 30 seconds." in str(replace(PREP, actions=[enough], run_s=30.0))
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -91,7 +100,7 @@ def test_a_report_is_told_whole(name: str) -> None:
         assert action.code in said
     for note in report.notes:
         assert f"· {' '.join(note.split())}" in said
-    for cost in report.transforms:
+    for cost in (*report.step, *report.transforms):
         share = cost.share
         figures = f"{1e3 * cost.seconds:.3g} {share.value:.0%} {100 * share.low:.0f} to"
         assert f" {cost.name} {figures} {share.high:.0%} " in said

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.reports import ALONE, FETCH, PREP, REPORTS, UNKNOWN, about
-from command_line import Called, call
+from command_line import Called, call, python
 from stoker.analysis.model.formulas import prep_rate, smallest_cache
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import Prepared, Rates, Report, to_measured, write_report
@@ -47,15 +45,7 @@ def row(out: str, name: str) -> list[str]:
 
 def real(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
     """Call it in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "what-if"]
-        + [os.fspath(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )
+    done = python("-W", "error", "-m", "stoker", "what-if", *words, PYTHONIOENCODING="utf-8")
     return done.returncode, done.stdout, done.stderr
 
 

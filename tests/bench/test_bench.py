@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import python
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SHARED = ("harness.py", "inputs.py", "throttled.py")
-TIMEOUT_S = 500  # some ten seconds do where nothing else runs
 SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name not in SHARED)
 
 
-def python(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=BENCH
-    )
-
-
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
     results = BENCH / "results" / f"{script.stem}.json"
     before = results.read_bytes() if results.exists() else None
-    done = python("-W", "error", script.name, "--quick")
+    done = python("-W", "error", script.name, "--quick", cwd=BENCH)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "no figures" in done.stdout
@@ -38,20 +31,21 @@ def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
 
 
 def test_every_docstring_has_the_tables_of_its_rows() -> None:
-    done = python("harness.py", "check")
+    done = python("harness.py", "check", cwd=BENCH)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 def test_a_script_prints_the_tables_of_its_rows() -> None:
-    done = python("import_time.py", "--table")
+    done = python("import_time.py", "--table", cwd=BENCH)
     assert done.returncode == 0, done.stderr
     docstring = ast.get_docstring(ast.parse((BENCH / "import_time.py").read_text()))
     assert docstring is not None
     assert textwrap.indent(done.stdout, "    ") in docstring
 
 
+@pytest.mark.full
 def test_a_quick_run_of_conformance_finds_no_errors() -> None:
-    done = python("conformance/run.py", "--quick")
+    done = python("conformance/run.py", "--quick", cwd=BENCH)
     assert done.returncode == 0, done.stderr
     assert "no figures" in done.stdout
 
@@ -80,7 +74,7 @@ def test_the_loader_that_suites_get_is_as_torch_s(
 
 
 def test_the_page_of_what_was_tested_has_the_table_of_the_rows() -> None:
-    done = python("conformance/run.py", "--page", "check")
+    done = python("conformance/run.py", "--page", "check", cwd=BENCH)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 import stoker
-from command_line import Called, call
+from command_line import Called, call, python
 from scripts import script
 
 
@@ -24,14 +22,7 @@ def stoker_cache(*words: str | os.PathLike[str]) -> Called:
 
 def really(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
     """Call the command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "cache"]
-        + [os.fspath(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = python("-W", "error", "-m", "stoker", "cache", *words)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -116,7 +107,6 @@ def test_what_was_removed_by_other_means_is_no_longer_listed(kept: str, tmp_path
     assert os.listdir(Path(os.environ["XDG_STATE_HOME"], "stoker", "caches")) == []
 
 
-@pytest.mark.alone
 def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> None:
     store = tmp_path / "store"
     body = f"""

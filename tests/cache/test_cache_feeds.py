@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stoker
+from patience import wait_until
 from scripts import Watch, script
 
-HERE = str(Path(__file__).parents[1] / "feed")
-sys.path.append(HERE)
-from playing import wait_until  # noqa: E402
-
-_names = itertools.count()
+TESTS = Path(__file__).parents[1]
+sys.path.append(str(TESTS / "feed"))  # where the fixture `name` finds `playing`
 
 TARGET = """
 import os
@@ -54,7 +50,7 @@ def cached():
 """
 
 JOB = """
-    sys.path.append({here!r})
+    sys.path += [{tests!r}, {tests!r} + "/feed"]
     from playing import feeder_of
     pipeline = stoker.feed({target!r}, name={name!r})
     for _ in range(2):
@@ -66,13 +62,6 @@ JOB = """
 """
 
 
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = f"caches-{os.getpid()}-{next(_names)}"
-    yield made
-    wait_until(lambda: made not in Path("/proc/net/unix").read_text(), "the address is free")
-
-
 def target(folder: Path, workers: int = 1, kind: str = "thread", function: str = "make") -> str:
     file = folder / "prep.py"
     file.write_text(TARGET.format(workers=workers, kind=kind))
@@ -80,7 +69,7 @@ def target(folder: Path, workers: int = 1, kind: str = "thread", function: str =
 
 
 def job(folder: Path, name: str, **how: Any) -> str:
-    return JOB.format(target=target(folder, **how), name=name, folder=str(folder), here=HERE)
+    return JOB.format(target=target(folder, **how), name=name, folder=str(folder), tests=str(TESTS))
 
 
 @pytest.mark.interrupts
@@ -126,4 +115,4 @@ def test_what_a_feeder_cached_that_cannot_serve_is_removed(tmp_path: Path, name:
     with pytest.raises(stoker.FeedError, match="not a stoker pipeline"):
         stoker.feed(target(tmp_path, function="cached"), name=name)
     folder = (tmp_path / "folder").read_text()
-    wait_until(lambda: not os.path.exists(folder), "the cache is gone")
+    wait_until(lambda: not os.path.exists(folder))

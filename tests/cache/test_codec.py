@@ -28,9 +28,17 @@ import encodable
 from encodable import Pair, Record, arrays, nested, scalars, shown, tensors, text
 from odd_records import ODD_RECORDS
 from stoker.basics import pytree
-from stoker.transport.codec.decoder import Damaged, RecordView, UnknownType, decode, decode_views
-from stoker.transport.codec.encoder import encode, encode_views
-from stoker.transport.codec.record import LEFT_OUT, LeftOut
+from stoker.transport.codec import (
+    LEFT_OUT,
+    Damaged,
+    LeftOut,
+    RecordView,
+    UnknownType,
+    decode,
+    decode_views,
+    encode,
+    encode_views,
+)
 from strategies import FULL
 
 
@@ -378,7 +386,7 @@ def test_a_class_that_is_not_imported_is_unknown_and_stays_so(
 
 SCRIPT = """
 import sys
-from stoker.transport.codec.decoder import decode
+from stoker.transport.codec import decode
 
 if __name__ == "__main__":
     made = decode(memoryview(sys.stdin.buffer.read()))
@@ -396,7 +404,7 @@ def test_a_script_finds_its_own_class_where_others_import_it(
     record = b"".join(encode(module.Kept(7)))
     del sys.modules["stoker_test_script"]
     command = [sys.executable, str(tmp_path / "stoker_test_script.py")]
-    done = subprocess.run(command, input=record, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, input=record, capture_output=True, check=True, timeout=500)
     assert done.stdout.split() == [b"True", b"7"]
 
 

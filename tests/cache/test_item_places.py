@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from patience import wait_until
 from stoker.analysis.probe.residency import drop, resident_pages
 from stoker.basics import pytree
 from stoker.cache.example_cache import ExampleCache
@@ -207,9 +207,6 @@ def test_what_comes_soon_is_read_from_the_disk_ahead_and_nothing_else(tmp_path: 
         pytest.skip("this file system keeps its pages")
     some = numbers[::20]
     cache.read_ahead(some)
-    deadline_s = time.monotonic() + 60
-    while resident(data) < before + len(some) * 10_000 // mmap.PAGESIZE:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: resident(data) >= before + len(some) * 10_000 // mmap.PAGESIZE)
     assert [int(value[0]) for value in cache.find_numbered(some)] == (some % 251).tolist()
     assert resident(data) <= before + len(some) * (10_000 // mmap.PAGESIZE + 3)

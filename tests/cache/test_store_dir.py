@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import pytest
 from stores import PRELUDE, content, found, item, joined, keys_in, opened
 
 import stoker
+from command_line import python
 from descriptors import open_descriptors
 from scripts import script
 from stoker.cache import inventory, location
@@ -41,15 +41,9 @@ def memory() -> Iterator[str]:
         os.unlink(MEMORY) if os.path.islink(MEMORY) else shutil.rmtree(MEMORY)
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def program(code: str) -> subprocess.CompletedProcess[str]:
     """Run a program; it must end."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    return python("-W", "error", "-c", textwrap.dedent(code))
 
 
 LIST = "import sys; sys.argv[1:] = ['cache', 'list']\nfrom stoker.cli import main; main()"
@@ -83,11 +77,11 @@ def test_what_another_user_made_in_memory_is_not_looked_at(memory: str, tmp_path
     os.mkfifo(os.path.join(memory, "trap", "about.json"))
     os.mkdir(os.path.join(memory, ".gone-0123456789abcdef"), 0o700)
     before = tree(memory)
-    done = python(AS_USER + LIST)
+    done = program(AS_USER + LIST)
     assert done.returncode == 0, done.stderr
     assert f"{memory} does not belong to this user alone" in done.stderr
     assert "no caches" in done.stdout
-    done = python(AS_USER + USE.format(how=""))
+    done = program(AS_USER + USE.format(how=""))
     assert f"CacheError: {memory} does not belong to this user alone" in done.stderr
     assert tree(memory) == before
     assert len(os.listdir(memory)) == 3
@@ -99,12 +93,12 @@ def test_where_another_user_made_it_a_path_does_as_well(memory: str, tmp_path: P
     (tmp_path / "store").mkdir()
     # The folder of the store is this test's own, too: as that user it is refused.
     store_of_nobody(str(tmp_path / "mine"))
-    done = python(AS_USER + code.replace("/store", "/mine"))
+    done = program(AS_USER + code.replace("/store", "/mine"))
     assert (
         "CacheError: " + str(tmp_path / "mine") + " does not belong to this user alone"
         in done.stderr
     )
-    done = python(code)
+    done = program(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -130,7 +124,7 @@ def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
                 os.chown(path, 65534, 65534)
         elif os.getuid():
             pytest.skip("only root can have the store of another user")
-        done = python(
+        done = program(
             f"""
             from stoker.cache import store_dir
             from stoker.errors import CacheError
@@ -163,7 +157,7 @@ def test_a_link_in_the_place_of_the_folder_in_memory_is_not_followed(
         os.chmod(memory, 0o600)
     try:
         for code in (LIST, USE.format(how="")):
-            done = python(AS_USER + code)
+            done = program(AS_USER + code)
             assert f"{memory} does not belong to this user alone" in done.stderr
         assert tree(str(home)) == before
     finally:
@@ -192,7 +186,7 @@ def test_where_modes_are_not_kept_no_store_is_made(tmp_path: Path) -> None:
         store_dir.join({str(tmp_path / "on" / "cache")!r}, limit_bytes=1 << 20,
             describes="a test", temporary=False)
     """
-    done = python(code)
+    done = program(code)
     says = f"cannot make a cache in {tmp_path / 'on'}: its file system does not keep permissions"
     assert f"CacheError: {says}" in done.stderr
     assert os.listdir(tmp_path / "on") == []
@@ -343,7 +337,7 @@ def test_what_killed_processes_leave_beside_a_store_is_swept(
             (beside.parent / name / "thesis.txt").write_text("all of it")
     before = tree(str(beside.parent))
     code = USE.format(how=f', path={str(beside)!r}, version="1"')
-    done = python(code)
+    done = program(code)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (beside.parent / left[0]).exists()
     assert {name for name in before if left[0] not in name} <= set(tree(str(beside.parent)))

@@ -24,7 +24,7 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.membership import Backoff, Members, NamedHosts
 from stoker.cluster.owners import Member
 from stoker.cluster.remote_node import key_of
-from stoker.transport.codec.encoder import encode
+from stoker.transport.codec import encode
 from stoker.transport.link import Link, LinkError
 from stoker.transport.secret import Secret
 

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers
 
 import stoker
+from patience import wait_until
 from scripts import reserved_port
 from stoker.cache.counters import ITEMS
 from stoker.cluster.cache_connection import CacheConnection
@@ -152,10 +152,7 @@ def test_a_server_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
         cache = dataset._cache
         assert isinstance(cache, PartitionedCache)
         with contextlib.closing(CacheServer(late, TOKEN, limit=8 << 20, folder=folder)) as added:
-            until_s = time.monotonic() + 60
-            while len(cache.owner_map()) < 2:
-                assert time.monotonic() < until_s
-                time.sleep(0.02)
+            wait_until(lambda: len(cache.owner_map()) == 2)
             for _ in range(2):
                 for index in range(EXAMPLES):
                     dataset[index]
@@ -173,7 +170,7 @@ def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up
     with cache._client_lock:  # as in a thread that connects just now
         child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(150)
             os._exit(0 if len(stream(train)) == len(expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

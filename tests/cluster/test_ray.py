@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from nodes import EXAMPLES, Numbered
 
 import stoker
 from descriptors import RAISED
+from patience import wait_until
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cache import location
@@ -64,14 +64,6 @@ def swept() -> bool:
     return subprocess.run(listed, capture_output=True).returncode == 0
 
 
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until something is so; on a busy machine processes take long to start."""
-    give_up_at = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """In place of the check of all processes: a cluster starts and keeps some as it likes."""
@@ -79,7 +71,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(RAISED, False):
         return
     gc.collect()
-    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("stoker")])
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("stoker")])
 
 
 def plain() -> Any:
@@ -205,8 +197,8 @@ def test_a_killed_server_comes_back_and_costs_reads_alone(cluster: Any) -> None:
         process.kill()
     with jobs("killed", "left") as (job,):
         assert epoch(job)["misses"] <= EXAMPLES
-        until(lambda: len(servers()) == len(before))
-        until(lambda: epoch(job)["alive"] == 3)
+        wait_until(lambda: len(servers()) == len(before))
+        wait_until(lambda: epoch(job)["alive"] == 3)
         epoch(job)
         assert epoch(job)["misses"] == 0
 
@@ -220,15 +212,15 @@ def test_a_node_joins_and_is_lost(cluster: Any) -> None:
     with jobs("joins", "third") as (job,):
         assert epoch(job)["members"] == 2
         assert epoch(job)["misses"] == 0, "what it lacks it asks of the other"
-        until(lambda: Job.epoch(held(train))["members"] == 2)
+        wait_until(lambda: Job.epoch(held(train))["members"] == 2)
         assert len(stores("joins")) == 2
         cluster.remove_node(node, allow_graceful=False)
         Job.epoch(held(train))
-    until(lambda: len(servers()) == before)
+    wait_until(lambda: len(servers()) == before)
     # Ray's own watch of its node may end a cache server at once: then it is swept like any killed
     # one's.
-    until(lambda: swept() and len(stores("joins")) == 1)
-    until(lambda: Job.epoch(held(train))["members"] == 1)
+    wait_until(lambda: swept() and len(stores("joins")) == 1)
+    wait_until(lambda: Job.epoch(held(train))["members"] == 1)
     assert Job.epoch(held(train))["misses"] == 0
 
 
@@ -272,11 +264,11 @@ def test_servers_are_ended_by_a_command(
     rest = "sys.argv[1:] = ['cache', 'end']\nfrom stoker.cli import main\nmain()"
     with script(tmp_path, "warnings.simplefilter('ignore')\n" + rest) as running:
         assert running.line().startswith("ended ")
-    until(lambda: not servers())
+    wait_until(lambda: not servers())
     Job.epoch(held(train))
     del train
     gc.collect()
-    until(lambda: not stores("ended"))
+    wait_until(lambda: not stores("ended"))
 
 
 def test_without_ray_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import tempfile
 import warnings
@@ -25,7 +24,7 @@ from corpus_builder import Case, build, draw
 
 import stoker
 from stoker.errors import CombinationError
-from strategies import frozen
+from strategies import FULL, frozen
 
 CORPUS = Path(__file__).parent / "corpus.jsonl"
 CASES = 340
@@ -33,9 +32,7 @@ EPOCHS = 2
 BLOCK = 34
 """Cases that one test goes through."""
 
-THREADS_EVERY, PROCESSES_EVERY = (
-    (1, 1) if os.environ.get("STOKER_TEST_PROFILE") == "full" else (3, 12)
-)
+THREADS_EVERY, PROCESSES_EVERY = (1, 1) if FULL else (3, 12)
 """With workers, the case in so many that is tried where costly tests run."""
 
 Found = dict[str, Any]
@@ -107,10 +104,11 @@ BLOCKS = range(0, CASES, BLOCK)
         (1, "thread", 11),
         (4, "thread", 7),
         (2, "process", 34),
-        pytest.param(1, "thread", THREADS_EVERY, marks=pytest.mark.full),
-        pytest.param(4, "thread", THREADS_EVERY, marks=pytest.mark.full),
-        pytest.param(1, "process", PROCESSES_EVERY, marks=pytest.mark.full),
-        pytest.param(4, "process", PROCESSES_EVERY, marks=pytest.mark.full),
+        *(
+            pytest.param(workers, kind, every, marks=pytest.mark.full)
+            for kind, every in (("thread", THREADS_EVERY), ("process", PROCESSES_EVERY))
+            for workers in ((1, 4) if FULL else (4,))
+        ),
     ],
 )
 @pytest.mark.parametrize("block", BLOCKS)

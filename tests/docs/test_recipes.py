@@ -6,12 +6,9 @@ They run as they are, but for the constants at their top, which are made smaller
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import runpy
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,8 @@ import pytest
 import recipe_data
 import torch
 
+from command_line import python
 from s3_bucket import serving
-from scripts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
@@ -184,14 +181,7 @@ def test_it_goes_on_where_it_was_stopped(
 
 def run(folder: Path, *arguments: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run Python in a folder; return its code and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = python("-W", "error", *arguments, cwd=folder, OMP_NUM_THREADS="1", **environment)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode, done.stdout
 
@@ -272,14 +262,7 @@ import {name} as beside
 for loader in beside.train, beside.valid:
     print(sum(len(batch) > 1 for batch in loader))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ours.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = python("-c", program, cwd=ours.parent, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert all(int(count) > 0 for count in done.stdout.split())
 

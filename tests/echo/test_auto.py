@@ -22,9 +22,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
+from patience import wait_until
 from scripts import children
 from stoker import testing
-from stoker.engine import prefetch
+from stoker.engine import heads
 from stoker.schedule.echo_record import decode
 from strategies import (
     POINTS,
@@ -991,9 +992,7 @@ def stalled(pipeline: stoker.Pipeline, *gates: Gate) -> list[list[int]]:
     pipeline._cursor._autotuner.settle(2)  # so that two gates hold two, however busy the machine is
     with iter(pipeline) as iterator:
         batches = [ids(next(iterator)) for _ in range(4)]
-        until = time.monotonic() + PATIENCE_S
-        while not all(gate.reached.wait(0.01) for gate in gates):
-            assert time.monotonic() < until
+        wait_until(lambda: all(gate.reached.is_set() for gate in gates))
         batches += [ids(next(iterator)) for _ in range(12)]
         for gate in gates:
             gate.opened.set()
@@ -1753,7 +1752,7 @@ def test_a_budget_that_is_spent_is_told_once(workers: int, kind: str) -> None:
 def test_closing_does_not_wait_long_for_a_loader_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "_JOIN_S", 0.2)  # it is a few seconds
+    monkeypatch.setattr(heads, "_JOIN_S", 0.2)  # it is a few seconds
     loader = Batches(16, held=4)
     before = threads()
     iterator = iter(stoker.from_loader(loader, seed=0).to_torch().echo())
@@ -1766,10 +1765,7 @@ def test_closing_does_not_wait_long_for_a_loader_that_hangs(
     assert time.monotonic() - began < PATIENCE_S / 2
     assert next(iterator, None) is None
     loader.gate.opened.set()  # and what it hung in is gone as soon as it may
-    give_up_at = time.monotonic() + PATIENCE_S
-    while threads() != before and time.monotonic() < give_up_at:
-        time.sleep(0.01)
-    assert threads() == before
+    wait_until(lambda: threads() == before)
     assert loader.gate.in_time
 
 

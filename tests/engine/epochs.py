@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.engine.checkpoint import PoolSize, Position, resume_points, row
+from stoker.engine.checkpoint import PoolSize, Position
 from stoker.engine.epoch import EpochStreams
-from stoker.engine.items import PulledStream
+from stoker.engine.items import PulledStream, resume_points, row
 from stoker.engine.setup import EpochSetup
 from stoker.engine.survivors import FilteredStream
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.workers.make import Workers
 from stoker.engine.workers.tuning import Autotuner
 from stoker.pipeline import Pipeline

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import Node, forget, resume, resume_points
+from stoker.engine.checkpoint import Node
+from stoker.engine.items import forget, resume, resume_points
 from stoker.engine.survivors import FilterRecord
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
 

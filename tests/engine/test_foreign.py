@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
+from stoker.engine.heads import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
-from stoker.engine.prefetch import Prefetcher
-from stoker.engine.work.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError
 from stoker.schedule import rng
 from stoker.schedule.selection import Selection
-from stoker.sources.passes import interrupt
 from stoker.stages.iterable import IterableHead, IterableSource
 from stoker.stages.loader import LoaderHead, LoaderSource
 from stoker.stages.to import DeviceStream, Mover
@@ -179,23 +177,6 @@ def test_a_loaders_state_is_that_behind_the_batches_asked_for(
     assert came == numbers[at:]
 
 
-def test_only_what_can_be_interrupted_is() -> None:
-    told = []
-
-    class Feed:
-        def __next__(self) -> Any: ...
-
-        def __iter__(self) -> Any: ...
-
-        def interrupt(self) -> None:
-            told.append(True)
-
-    interrupt(Feed())
-    interrupt(iter([]))
-    interrupt(None)
-    assert told == [True]
-
-
 @given(rows=st.integers(0, 9), depth=st.integers(0, 3), kind=st.sampled_from(["array", "tensor"]))
 def test_rows_are_those_of_the_first_array(rows: int, depth: int, kind: str) -> None:
     batch: Any = np.zeros((rows, 2)) if kind == "array" else torch.zeros((rows, 2))
@@ -273,13 +254,6 @@ def test_what_cannot_be_moved_fails_in_its_turn(batches: list[Any]) -> None:
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_what_failed_on_the_host_is_passed_on() -> None:
-    failure = Failure(StageError("map(f)", ValueError(), batch=0))
-    came = [value(item) for item in on_cpu(examples([failure, np.zeros(1)])).pull_many(9)]
-    assert came[0] is failure
-    assert torch.is_tensor(came[1])
-
-
 def test_what_the_loader_raises_ahead_is_raised_in_its_turn() -> None:
     pool = WorkerPool(0, 1, Autotuner())
     source = Prefetcher(opened(Loader([0, None, 2]), Recycler()), 4, Planning(), pool)
@@ -306,11 +280,3 @@ def test_a_loader_behind_a_device_is_asked_only_when_a_batch_is_wanted() -> None
     stream.wait_for(1)
     assert loader.at == 2
     assert stream.poll(1) == (1, False)
-
-
-def test_to_clear_lets_go_of_the_batch_under_way(batches: list[Any]) -> None:
-    stream = on_cpu(examples(batches))
-    stream.pull()
-    assert stream.ready_since() == (1, None)
-    stream.clear()
-    assert stream.ready_since() == (0, None)

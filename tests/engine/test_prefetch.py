@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engine.heads import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
-from stoker.engine.prefetch import Prefetcher
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.stages.loader import LoaderHead, LoaderSource

@@ -23,6 +23,7 @@ import ray
 import order_chains
 import stoker
 from descriptors import RAISED
+from patience import wait_until
 from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cluster.workers import ray_kind
@@ -48,14 +49,6 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until something is so; on a busy machine processes take long to start."""
-    give_up_at = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
-
-
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, the first actor is waited for."""
@@ -69,8 +62,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(RAISED, False):
         return
     gc.collect()
-    until(lambda: not actors())
-    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("stoker")])
+    wait_until(lambda: not actors())
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("stoker")])
 
 
 class Images:
@@ -135,7 +128,7 @@ def fleet(pipeline: Any) -> list[psutil.Process]:
 
 def all_there(pipeline: Any, count: int) -> None:
     """Iterate until so many actors have come up."""
-    until(lambda: len(list(pipeline)) and len(fleet(pipeline)) == count)
+    wait_until(lambda: len(list(pipeline)) and len(fleet(pipeline)) == count)
 
 
 def alone(chain: Callable[[], Any], epochs: int = 1) -> list[Any]:
@@ -264,7 +257,7 @@ def test_actors_end_with_their_node(cluster: Any) -> None:
 
     with pytest.warns(UserWarning, match="was lost"):
         assert removing() == alone(chain)[0]
-    until(lambda: not any(process.is_running() for process in there))
+    wait_until(lambda: not any(process.is_running() for process in there))
 
 
 @pytest.mark.full
@@ -430,7 +423,7 @@ for _ in batches:
     with script(tmp_path, SCRIPT.format(address=cluster.address, rest=rest)) as running:
         there = [psutil.Process(pid) for pid in json.loads(running.line())]
         running.process.kill()
-    until(lambda: not any(process.is_running() for process in there))
+    wait_until(lambda: not any(process.is_running() for process in there))
 
 
 @pytest.mark.full

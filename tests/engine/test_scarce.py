@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from command_line import python
 from strategies import one_in
 
 _LIMITED = """
@@ -50,9 +48,7 @@ for free in range(FIRST, 40, 3):
 )
 def test_a_lack_of_descriptors_is_said(how: str, first: int) -> None:
     program = _LIMITED.replace("HOW", how).replace("FIRST", str(first))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120
-    )
+    done = python("-W", "ignore", "-c", program)
     said = done.stdout.splitlines()
     assert said[-1] == "whole", done.stderr
     lacks = [line for line in said if line != "whole"]

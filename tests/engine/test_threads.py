@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine.workers.cost import CostEstimate
-from stoker.engine.workers.tasks import CHUNK_NS, Task
-from stoker.engine.workers.threads import WorkerPool, is_worker
+from stoker.engine.workers.threads import CHUNK_NS, Task, WorkerPool, is_worker
 from stoker.engine.workers.tuning import Autotuner
 from strategies import few
 
@@ -171,6 +170,40 @@ def test_threads_do_it_and_are_known_as_workers() -> None:
         pool.wait(task)
     assert said == [True]
     assert not is_worker()
+
+
+class Slot:
+    """A slot of a worker process, which notes who is at work there."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_no_process_gets_a_second_request_while_another_has_none() -> None:
+    met = threading.Barrier(3)  # no task ends before all three are under way
+    processes: list[str] = []
+
+    class Meeting(Runner):
+        def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+            processes.append(remote.process)
+            met.wait(LONG_S)
+            return super().run(task, start, stop, remote)
+
+    slots = [Slot(process) for process in "aabbcc"]
+    with contextlib.closing(WorkerPool(6, 1, Autotuner(), slots)) as pool:
+        pool.begin()
+        for number in range(30):
+            processes.clear()
+            tasks = [Meeting().task(3 * number + each) for each in range(3)]
+            for task in tasks:
+                pool.submit(task)
+            for task in tasks:
+                pool.wait(task)
+            assert sorted(processes) == ["a", "b", "c"]
 
 
 def test_what_is_nearest_to_the_consumer_is_done_first() -> None:

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import stoker
+from patience import wait_until
 from stoker.engine.workers import threads
 from strategies import shortened
 
@@ -89,10 +89,7 @@ def stuck() -> Iterator[Stuck]:
     one = Stuck()
     yield one
     one.let_go()
-    deadline = time.monotonic() + 60
-    while any(each.name.startswith("stoker") for each in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: not any(t.name.startswith("stoker") for t in threading.enumerate()))
 
 
 def numbers(**options: Any) -> stoker.Pipeline[Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.work.work import Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline

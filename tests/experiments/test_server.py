@@ -33,7 +33,7 @@ class Client:
     """One connection that stays open."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection(server.url.partition("://")[2], timeout=30)
+        self._connection = http.client.HTTPConnection(server.url.partition("://")[2], timeout=300)
 
     def __enter__(self) -> Client:
         return self

@@ -21,11 +21,11 @@ import served
 from hypothesis import strategies as st
 
 import stoker
-from stoker.feeds import local_socket, messages
-from stoker.feeds.autostart import FeedSettings
+from patience import WITHIN_S, wait_until
+from stoker.feeds import local_feeds, messages
+from stoker.feeds.local_feeds import FeedSettings
 from stoker.feeds.server import FeedServer
 
-WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")
 
 
@@ -145,7 +145,8 @@ def _resume(state: Any, play: Play, log: Path, left: int) -> None:
     """Become a process that knows nothing but the state: what was open is closed."""
     settings = {**asdict(play), "fate": "none", "epochs": left + 1, "delay_s": 0.0}
     arguments = json.dumps([make_of_this_job, settings, str(log), state])
-    os.execv(sys.executable, [sys.executable, __file__, arguments])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    os.execve(sys.executable, [sys.executable, __file__, arguments], environment)
 
 
 make_of_this_job: list[Any] = []
@@ -179,7 +180,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
     how = FeedSettings(name, "", **{"timeout_s": 20.0, **settings})
 
     def feed() -> None:
-        listener = local_socket.listen(name)
+        listener = local_feeds.listen(name)
         assert listener is not None
         feeder = FeedServer(listener, make(), how)
         try:
@@ -200,7 +201,7 @@ def feeding(make: Callable[[], stoker.Pipeline], name: str, **settings: Any) -> 
 
 def feeder_of(name: str) -> int | None:
     """Return the process id of a feed's feeder, None if there is none."""
-    connection = local_socket.connect(name)
+    connection = local_feeds.connect(name)
     if connection is None:
         return None
     with connection:
@@ -213,29 +214,24 @@ def feeder_of(name: str) -> int | None:
         return welcome.pid if isinstance(welcome, messages.Welcome) else None
 
 
-def wait_until(true: Callable[[], Any], what: str) -> None:
-    """Wait for something to become true; it must within a minute."""
-    until = time.monotonic() + WITHIN_S
-    while not true():
-        assert time.monotonic() < until, f"still not: {what}"
-        time.sleep(0.005)
-
-
 def wait_for_the_end(processes: list[Any], continue_after_s: float = 0.0) -> None:
     """Wait for jobs to end; those that stop themselves are continued after a while."""
-    until = time.monotonic() + WITHIN_S
-    while alive := [process for process in processes if process.is_alive()]:
-        if time.monotonic() > until:
-            for process in alive:
-                process.kill()
-            raise AssertionError("a job hangs")
+
+    def all_ended() -> bool:
+        alive = [process for process in processes if process.is_alive()]
         for process in alive:
             if is_stopped(process.pid):
                 time.sleep(continue_after_s)
                 os.kill(process.pid, signal.SIGCONT)
-        time.sleep(0.005)
-    for process in processes:
-        process.close()
+        return not alive
+
+    try:
+        wait_until(all_ended, lambda: "a job hangs")
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
 
 
 def is_stopped(pid: int) -> bool:

@@ -32,13 +32,13 @@ from playing import (
     sharing,
     start,
     wait_for_the_end,
-    wait_until,
 )
 
 import stoker
 from authority import certificates
 from line import cut_at, flip_at, line_to
-from scripts import reserved_port
+from patience import wait_until
+from scripts import TIMEOUT_S, reserved_port
 from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
 
@@ -170,7 +170,7 @@ def test_a_feeder_that_is_killed_goes_on_for_jobs_elsewhere(
         whom = [(behind, feed.name) for behind in kills]
         first = start(share, Play(epochs=10_000, step_s=0.02), Path(home) / "first")
         try:
-            wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+            wait_until(lambda: feeder_of(feed.name))
             makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
             play_out(makes, [stays, *cast], kind, whom)
         finally:
@@ -212,9 +212,9 @@ def test_a_frozen_job_holds_up_nobody_for_long(feed: Somewhere, tmp_path: Path) 
             start(joining(feed.url()), frozen, logs[0]),
             start(joining(feed.name), others, logs[1]),
         ]
-        wait_until(lambda: len(log_of(logs[0]).outputs) > 5, "the job is at work")
+        wait_until(lambda: len(log_of(logs[0]).outputs) > 5)
         os.kill(jobs[0].pid, signal.SIGSTOP)
-        wait_until(lambda: log_of(logs[1]).ended, "the others have ended")
+        wait_until(lambda: log_of(logs[1]).ended)
         wait_for_the_end(jobs)
     for play, log in zip((frozen, others), logs, strict=True):
         check_outputs(log_of(log), "batches", play)
@@ -241,7 +241,7 @@ def test_feeds_that_are_not_there(feed: Somewhere) -> None:
     with pytest.raises(stoker.FeedError, match="there is no feed tcp://"):
         stoker.from_feed(feed.url())
     with feeding(served.batches, feed.name, listen=feed.listen):
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        wait_until(lambda: feeder_of(feed.name))
         with pytest.raises(stoker.FeedError, match=r"no feed 'other'"):
             stoker.from_feed(dataclasses.replace(feed, name="other").url())
 
@@ -258,7 +258,7 @@ def test_without_the_token_nobody_joins(
     feed: Somewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with feeding(served.batches, feed.name, listen=feed.listen):
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        wait_until(lambda: feeder_of(feed.name))
         monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "none"))
         with pytest.raises(stoker.errors.TokenError, match="cannot read the token"):
             stoker.from_feed(feed.url())
@@ -277,7 +277,7 @@ def test_an_encrypted_feed(
         certificates(tmp_path / name)
     monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "ours"))
     with feeding(served.batches, feed.name, listen=feed.listen):
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        wait_until(lambda: feeder_of(feed.name))
         found = [served.digest(batch) for batch in stoker.from_feed(feed.url())]
         assert found == served.expected("batches", 0)
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
@@ -293,7 +293,7 @@ def test_an_encrypted_feed(
 
 def test_a_trusted_network_is_one_for_the_feed_and_its_jobs(feed: Somewhere) -> None:
     with feeding(served.batches, feed.name, listen=feed.listen, insecure=True):
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        wait_until(lambda: feeder_of(feed.name))
         train = stoker.from_feed(feed.url(), insecure=True)
         assert [served.digest(batch) for batch in train] == served.expected("batches", 0)
         with pytest.raises(stoker.FeedError, match=r"does not encrypt .*insecure=True here"):
@@ -330,8 +330,8 @@ def test_the_command_says_where_it_listens(feed: Somewhere) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as feeder:
-        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        wait_until(lambda: feeder_of(feed.name))
         assert len(list(stoker.from_feed(feed.url()))) == 19
         feeder.send_signal(signal.SIGINT)
-        said, _ = feeder.communicate(timeout=60)
+        said, _ = feeder.communicate(timeout=TIMEOUT_S)
     assert f'stoker.from_feed("{feed.url()}")' in said.replace("'", '"')

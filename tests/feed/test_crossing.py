@@ -30,10 +30,8 @@ from stoker.feeds.messages import (
     Refused,
     Welcome,
 )
-from stoker.feeds.payload import from_payload
-from stoker.feeds.shared_memory import map_block
-from stoker.transport.codec.decoder import Damaged, UnknownType, decode, decode_views
-from stoker.transport.codec.encoder import encode, encode_views
+from stoker.feeds.shared_memory import from_payload, map_block
+from stoker.transport.codec import Damaged, UnknownType, decode, decode_views, encode, encode_views
 from stoker.transport.link import Link
 from strategies import FULL
 

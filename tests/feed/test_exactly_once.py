@@ -23,9 +23,9 @@ from playing import (
     sharing,
     start,
     wait_for_the_end,
-    wait_until,
 )
 
+from patience import wait_until
 from strategies import FULL, shortened
 
 
@@ -45,7 +45,7 @@ def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills:
     name = fresh_name()
     make = sharing(kind, name, jobs=len(cast), timeout_s=2.0)
     play_out([make] * len(cast), cast, kind, [(behind, name) for behind in kills])
-    wait_until(lambda: feeder_of(name) is None, "the feeder ends with its last job")
+    wait_until(lambda: feeder_of(name) is None)
 
 
 @pytest.mark.parametrize(

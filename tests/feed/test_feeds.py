@@ -30,12 +30,14 @@ from playing import (
     sharing,
     start,
     wait_for_the_end,
-    wait_until,
 )
 
 import stoker
-from stoker.feeds import local_socket, messages, server
-from stoker.feeds.autostart import FeedSettings
+from command_line import python
+from patience import WITHIN_S, wait_until
+from scripts import shared_files
+from stoker.feeds import local_feeds, messages, server
+from stoker.feeds.local_feeds import FeedSettings
 from strategies import one_in, shortened
 
 
@@ -163,9 +165,7 @@ if __name__ == "__main__":
         print(batch.label.tolist())
 """
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, check=False
-    )
+    done = python("-W", "error", str(script))
     assert done.stdout.split("\n")[0] == "[0, 1, 2, 3, 4]", done.stderr
     assert not done.stderr
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_served_says_so(
 ) -> None:
     monkeypatch.setattr(server, "_REFUSING_S", 0.1)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    listener = local_socket.listen(name)
+    listener = local_feeds.listen(name)
     assert listener is not None
     with connect(name) as job:
         messages.send(job, good)
@@ -265,13 +265,7 @@ def test_a_module_that_is_run_shares_its_function(tmp_path: Path, name: str) -> 
     (package / "__init__.py").write_text("LENGTH = 10")
     guarded = TYPED_IN.replace("list(", 'if __name__ == "__main__":\n    list(')
     (package / "train.py").write_text("from . import LENGTH\n" + guarded.format(name=name))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "project.train"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-W", "error", "-m", "project.train", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -298,9 +292,7 @@ def make():
 stoker.feed(make, name="{name}")
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    )
+    done = python(str(script))
     assert '__name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
@@ -357,37 +349,27 @@ def test_everybody_killed_leaves_nothing(name: str, tmp_path: Path) -> None:
     make = sharing("batches", name, jobs=3)
     plays = [Play(epochs=50, step_s=0.005) for _ in range(3)]
     jobs = [start(make, play, tmp_path / f"{i}") for i, play in enumerate(plays)]
-    wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3, "jobs are at work")
+    wait_until(lambda: len(log_of(tmp_path / "0").outputs) > 3)
     feeder = feeder_of(name)
     assert feeder is not None
     pids = [feeder, *(job.pid for job in jobs)]
-    own = {path for pid in pids for path in _shared_files(pid)}
+    own = {path for pid in pids for path in shared_files(pid)}
     for job in jobs:
         job.kill()
     for job in jobs:
         job.join()
         job.close()
-    wait_until(lambda: not Path(f"/proc/{feeder}").exists(), "the feeder ends")
+    wait_until(lambda: not Path(f"/proc/{feeder}").exists())
     # Others may use shared memory meanwhile: what is new there must not be this feed's.
     new = set(os.listdir("/dev/shm")) - shm
     assert [file for file in new if f"/dev/shm/{file}" in own] == []
     assert [file for file in new if any(str(word) in file for word in (name, *pids))] == []
 
 
-def _shared_files(pid: int) -> set[str]:
-    """Return the named shared memory that a process has open or mapped."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    found = {line.split(maxsplit=5)[-1] for line in lines}
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(descriptor))
-    return {path for path in found if path.startswith("/dev/shm/")}
-
-
 def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) -> None:
     play = Play(epochs=1, step_s=0.01)
     job = start(sharing("batches", name), play, tmp_path / "log")
-    wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3, "the job is at work")
+    wait_until(lambda: len(log_of(tmp_path / "log").outputs) > 3)
     feeder = feeder_of(name)
     assert feeder is not None
     os.kill(feeder, signal.SIGSTOP)
@@ -400,9 +382,9 @@ def test_a_frozen_feeder_of_a_share_that_is_killed(name: str, tmp_path: Path) ->
 
 
 def connect(name: str) -> socket.socket:
-    connection = local_socket.connect_within(name, 10)
+    connection = local_feeds.connect_within(name, WITHIN_S)
     assert connection is not None
-    connection.settimeout(10)
+    connection.settimeout(WITHIN_S)
     return connection
 
 
@@ -422,8 +404,8 @@ def test_another_user_cannot_connect(name: str) -> None:
 import os, socket
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-connection.settimeout(10)
-connection.connect({local_socket.address_of(name)!r})
+connection.settimeout(100)
+connection.connect({local_feeds.address_of(name)!r})
 print(len(connection.recv(1000)))
 """
         done = subprocess.run(
@@ -441,12 +423,13 @@ def test_the_staging_area_bounds_shared_memory(name: str) -> None:
     with feeding(served.many, name, staging=6) as feeder:
         slow = iter(stoker.from_feed(name))
         held = next(slow)
+        wait_until(lambda: _shared_bytes(feeder.pid) >= 6 * held.nbytes)
         shared, before = _shared_bytes(feeder.pid), -1
         while shared != before:
             time.sleep(0.2)
             shared, before = _shared_bytes(feeder.pid), shared
         # On a busy machine a pipeline takes its work for waiting: more threads, a longer window.
-        assert 6 * held.nbytes <= shared <= 200 * held.nbytes
+        assert shared <= 200 * held.nbytes
 
 
 def _shared_bytes(pid: int) -> int:
@@ -494,19 +477,30 @@ def test_wrong_settings(settings: dict[str, Any], error: type[Exception], name: 
         stoker.feed(target("batches"), name=name, **settings)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "error"), [("slurm", ValueError), ("ray", stoker.ClusterError)]
+)
+def test_without_a_cluster_it_says_so(cluster: str, error: type[Exception], name: str) -> None:
+    with pytest.raises(error, match="cluster="):
+        stoker.feed(target("batches"), name=name, cluster=cluster)
+
+
 def test_waiting_uses_no_processor(name: str) -> None:
     """Who waits blocks: the time is the processor's, not the clock's."""
     with feeding(served.batches, name, jobs=2) as feeder:
         waits = start(joining(name), Play(), Path("/dev/null"))
         stat = Path(f"/proc/{feeder.pid}/stat"), Path(f"/proc/{waits.pid}/stat")
-        time.sleep(0.5)
-        before = [_ticks(path) for path in stat]
-        time.sleep(1.0)
-        after = [_ticks(path) for path in stat]
+
+        def blocked() -> bool:
+            before = [_ticks(path) for path in stat]
+            time.sleep(1.0)
+            after = [_ticks(path) for path in stat]
+            return max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
+
+        wait_until(blocked)
         waits.kill()
         waits.join()
         waits.close()
-    assert max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
 
 
 def _kill(jobs: list[subprocess.Popen[str]]) -> None:
@@ -555,7 +549,7 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
     )
     feed = None
     try:
-        wait_until(lambda: feeder_of(name), "the feed is there")
+        wait_until(lambda: feeder_of(name))
         feed = stoker.from_feed(name)
         assert [served.digest(batch) for batch in feed] == served.expected("batches", 0)
         second = subprocess.run(
@@ -596,7 +590,7 @@ def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:
                 most = max(most, feed.metrics()["stoker/feed_lag_outputs"])
             return most > 0
 
-        wait_until(lags, "the feeder is ahead of the job")
+        wait_until(lags)
         assert feed.stats().read_bytes > 0
 
 

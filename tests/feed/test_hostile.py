@@ -22,7 +22,8 @@ from playing import feeder_of, feeding
 
 import stoker
 from descriptors import open_descriptors
-from stoker.feeds import local_socket, messages, payload
+from patience import WITHIN_S
+from stoker.feeds import local_feeds, messages, shared_memory
 from stoker.feeds.messages import (
     Begin,
     End,
@@ -145,7 +146,7 @@ def signature_of(kind: str) -> list[str]:
 
 def attack(name: str, draw: random.Random) -> None:
     """Connect, greet perhaps, and say what makes no sense."""
-    connection = local_socket.connect(name)
+    connection = local_feeds.connect(name)
     assert connection is not None
     with connection:
         connection.settimeout(10)
@@ -209,10 +210,10 @@ HARMFUL = {
 @pytest.mark.parametrize("what", HARMFUL)
 def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
     with feeding(served.batches, name) as feeder:
-        connection = local_socket.connect_within(name, 10)
+        connection = local_feeds.connect_within(name, WITHIN_S)
         assert connection is not None
         with connection:
-            connection.settimeout(10)
+            connection.settimeout(WITHIN_S)
             for packet in HARMFUL[what]:
                 connection.send(packet)
             with contextlib.suppress(ConnectionResetError):
@@ -225,11 +226,11 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
     from rich.console import Console
 
-    from stoker.feeds.autostart import FeedSettings
     from stoker.feeds.feed_view import FeedView
+    from stoker.feeds.local_feeds import FeedSettings
     from stoker.feeds.server import FeedServer
 
-    listener = local_socket.listen(name)
+    listener = local_feeds.listen(name)
     assert listener is not None
     feeder = FeedServer(listener, served.batches(), FeedSettings(name, ""))
     shown: list[str] = []
@@ -241,7 +242,7 @@ def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> N
         if "train" in shown[-1] or len(shown) > 100:
             raise KeyboardInterrupt
 
-    connection = local_socket.connect(name)
+    connection = local_feeds.connect(name)
     assert connection is not None
     with connection:
         messages.send(connection, Hello(messages.VERSION, "train [/b] [red]\x1b[2J"))
@@ -274,10 +275,10 @@ def test_a_target_and_arguments_of_any_name(
 
 
 def test_a_seed_that_cannot_be_told_is_refused(name: str) -> None:
-    from stoker.feeds.autostart import FeedSettings
+    from stoker.feeds.local_feeds import FeedSettings
     from stoker.feeds.server import FeedServer
 
-    listener = local_socket.listen(name)
+    listener = local_feeds.listen(name)
     assert listener is not None
     with listener, pytest.raises(stoker.FeedError, match=r"below 2\*\*64"):
         FeedServer(
@@ -297,7 +298,7 @@ class Impostor:
     """Answers as a feeder would, up to where ``says`` takes over."""
 
     def __init__(self, name: str, says: Says, welcome: Any = None) -> None:
-        listener = local_socket.listen(name)
+        listener = local_feeds.listen(name)
         assert listener is not None
         self._listener = listener
         self._says = says
@@ -322,7 +323,7 @@ class Impostor:
             while True:
                 connection, _ = self._listener.accept()
                 with connection, contextlib.suppress(OSError):
-                    connection.settimeout(10)
+                    connection.settimeout(WITHIN_S)
                     self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
@@ -350,7 +351,7 @@ class Impostor:
     def item(self, number: int = 0, **changed: Any) -> None:
         """Send an output in shared memory."""
         with_descriptors = changed.pop("descriptors", None)
-        self.payload = payload.to_payload(np.full(10_000, float(number)), self._blocks)
+        self.payload = shared_memory.to_payload(np.full(10_000, float(number)), self._blocks)
         self.payload.mark(number + 1)
         fields = {
             "request_id": self._turn,

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.feeds.feeder.log import EpochEnd, LogReader, OutputLog, PipelineFailed, StagedItem
-from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.feeder.log import (
+    EpochEnd,
+    LogReader,
+    MemoryBudget,
+    OutputLog,
+    PipelineFailed,
+    StagedItem,
+)
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
 

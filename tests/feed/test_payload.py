@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from descriptors import open_descriptors
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
-from stoker.feeds import payload, shared_memory
+from stoker.feeds import shared_memory
 from stoker.feeds.shared_memory import Blocks, Stale, map_block
 
 Pair = namedtuple("Pair", "image label")
@@ -32,15 +32,15 @@ class Record:
 
 def sent(value: Any, blocks: Blocks, generation: int = 1) -> tuple[Any, Any, list[Any]]:
     """Return what a job sees of a value, the payload, and its mappings."""
-    packed = payload.to_payload(value, blocks)
+    packed = shared_memory.to_payload(value, blocks)
     packed.mark(generation)
     seen, mappings = received(packed)
     return seen, packed, mappings
 
 
-def received(packed: payload.Payload) -> tuple[Any, list[Any]]:
+def received(packed: shared_memory.Payload) -> tuple[Any, list[Any]]:
     mappings = [map_block(os.dup(block.descriptor), block.generation) for block in packed.blocks]
-    return payload.from_payload(packed.header, packed.places, mappings), mappings
+    return shared_memory.from_payload(packed.header, packed.places, mappings), mappings
 
 
 arrays = hnp.arrays(
@@ -120,7 +120,7 @@ def test_what_one_job_writes_no_other_sees() -> None:
 
 def test_no_job_can_write_or_resize_a_block() -> None:
     blocks = Blocks()
-    packed = payload.to_payload(np.arange(50_000), blocks)
+    packed = shared_memory.to_payload(np.arange(50_000), blocks)
     descriptor = packed.blocks[0].descriptor
     for forbidden in (
         lambda: os.ftruncate(descriptor, 0),
@@ -133,7 +133,7 @@ def test_no_job_can_write_or_resize_a_block() -> None:
 
 def test_who_comes_too_late_is_told() -> None:
     blocks = Blocks()
-    packed = payload.to_payload(np.arange(50_000), blocks)
+    packed = shared_memory.to_payload(np.arange(50_000), blocks)
     packed.mark(1)
     descriptor = os.dup(packed.blocks[0].descriptor)
     in_time = map_block(os.dup(descriptor), 1)
@@ -158,7 +158,7 @@ def test_what_is_kept_outlasts_its_block() -> None:
 def test_two_batches_in_one_block_have_one_generation_while_either_is_lent() -> None:
     blocks = Blocks()
     whole = Recycler(allocate=blocks.allocate).array((2, 40_000), np.float32)
-    first, second = (payload.to_payload(row, blocks) for row in whole)
+    first, second = (shared_memory.to_payload(row, blocks) for row in whole)
     first.mark(1)
     second.mark(2)
     block = first.blocks[0]
@@ -183,4 +183,4 @@ def test_blocks_go_with_their_last_user() -> None:
 
 def test_what_cannot_be_handed_over_says_why() -> None:
     with pytest.raises(TypeError, match="cannot send this value"):
-        payload.to_payload((lambda: 0,), Blocks())
+        shared_memory.to_payload((lambda: 0,), Blocks())

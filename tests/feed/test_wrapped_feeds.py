@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from command_line import python
 
 PREP = """
 import numpy as np
@@ -103,11 +103,5 @@ if __name__ == "__main__":
 def test_a_feed_is_no_other_under_a_wrapper(tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(PREP)
     (tmp_path / "job.py").write_text(JOB)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "job.py", f"wrapped-{os.getpid()}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python("-W", "error", "job.py", f"wrapped-{os.getpid()}", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

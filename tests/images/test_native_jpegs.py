@@ -265,7 +265,7 @@ def test_sanitizers_find_nothing_in_other_tests(sanitized: dict[str, str]) -> No
         env={**os.environ, **sanitized},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 

@@ -20,9 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from authority import certificates
+from scripts import reserved_port
 from stoker import TokenError
-from stoker.transport.address import join_address, local_host_towards, split_address
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.transport.link import (
+    Link,
+    LinkError,
+    LinkRefused,
+    join_address,
+    local_host_towards,
+    split_address,
+)
 from stoker.transport.listener import Listener
 from stoker.transport.secret import (
     Certificates,
@@ -37,6 +44,7 @@ TOKEN = b"t" * 32
 SECRET = Secret(TOKEN)
 OTHER = Secret(b"u" * 32)
 INSECURE = Secret(TOKEN, insecure=True)
+PATIENCE_S = 120.0  # never waited for
 
 
 def echo(link: Link) -> None:
@@ -54,7 +62,7 @@ def echoing() -> Iterator[Listener]:
 
 
 def connected(listener: Listener, secret: Secret = SECRET, purpose: str = "echo") -> Link:
-    return Link.connect(listener.address, secret, purpose, timeout_s=5)
+    return Link.connect(listener.address, secret, purpose, timeout_s=PATIENCE_S)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.lists(st.binary(max_size=5_000)))))
@@ -64,7 +72,7 @@ def test_frames_arrive_as_they_were_sent_count(
     with contextlib.closing(connected(echoing)) as link:
         for header, parts in frames:
             link.send(header, *parts)
-            found, body = link.receive(wait_s=5)
+            found, body = link.receive(wait_s=PATIENCE_S)
             assert (found, bytes(body)) == (header, b"".join(parts))
 
 
@@ -74,7 +82,7 @@ def test_a_body_goes_where_its_header_says(echoing: Listener) -> None:
     with contextlib.closing(connected(echoing)) as link:
         sender = threading.Thread(target=link.send, args=(b"big", *np.split(data, 3_000)))
         sender.start()
-        header, body = link.receive(lambda header, size: place.data[:size], wait_s=5)
+        header, body = link.receive(lambda header, size: place.data[:size], wait_s=PATIENCE_S)
         sender.join()
     assert header == b"big"
     np.testing.assert_array_equal(place, data)
@@ -104,7 +112,7 @@ def test_another_service_is_refused(echoing: Listener, plain: Listener) -> None:
 def test_a_trusted_network_is_one_for_both_ends(echoing: Listener, plain: Listener) -> None:
     with contextlib.closing(connected(plain, INSECURE)) as link:
         link.send(b"fine")
-        assert link.receive(wait_s=5)[0] == b"fine"
+        assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
     with pytest.raises(LinkRefused, match=r"does not encrypt .*insecure=True here"):
         connected(plain)
     with pytest.raises(LinkError, match="leave out insecure=True here"):
@@ -120,16 +128,14 @@ def test_without_the_package_nothing_is_encrypted_and_that_is_told(
     with pytest.raises(ImportError, match=r"pip install cryptography"):
         Listener("127.0.0.1", 0, secret, "echo", echo)
     with pytest.raises(ImportError, match=r"pip install cryptography"):
-        Link.connect("127.0.0.1:9", secret, "echo", timeout_s=5)
+        Link.connect("127.0.0.1:9", secret, "echo", timeout_s=PATIENCE_S)
     with contextlib.closing(Listener("127.0.0.1", 0, INSECURE, "echo", echo)) as listener:
         connected(listener, INSECURE).close()
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = join_address("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(LinkError, match="does not answer"):
-        Link.connect(address, SECRET, "echo", timeout_s=1)
+    with reserved_port() as port, pytest.raises(LinkError, match="does not answer"):
+        Link.connect(join_address("127.0.0.1", port), SECRET, "echo", timeout_s=1)
 
 
 def test_somebody_who_says_nothing_is_given_up() -> None:
@@ -152,7 +158,7 @@ def test_a_service_without_the_token_learns_nothing() -> None:
         thread.start()
         address = join_address("127.0.0.1", listening.getsockname()[1])
         with pytest.raises(LinkError, match="another token"):
-            Link.connect(address, INSECURE, "echo", timeout_s=5)
+            Link.connect(address, INSECURE, "echo", timeout_s=PATIENCE_S)
         thread.join()
     assert heard == [b"", b""]
 
@@ -162,7 +168,7 @@ def test_silence_before_a_frame_leaves_the_connection(echoing: Listener) -> None
         with pytest.raises(TimeoutError, match=r"sent nothing for 0\.01 s"):
             link.receive(wait_s=0.01)
         link.send(b"still there")
-        assert link.receive(wait_s=5)[0] == b"still there"
+        assert link.receive(wait_s=PATIENCE_S)[0] == b"still there"
 
 
 def test_who_says_nothing_keeps_nobody_out(
@@ -174,7 +180,7 @@ def test_who_says_nothing_keeps_nobody_out(
         silent = [ends.enter_context(raw(echoing)) for _ in range(100)]
         with contextlib.closing(connected(echoing)) as link:
             link.send(b"fine")
-            assert link.receive(wait_s=5)[0] == b"fine"
+            assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
         with contextlib.suppress(ConnectionError):
             assert silent[0].recv(1) == b""
 
@@ -192,7 +198,7 @@ def test_closing_wakes_who_waits(echoing: Listener) -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     link.close()
-    waiting.join(10)
+    waiting.join()
     assert ended
 
 
@@ -200,10 +206,10 @@ def test_a_listener_ends_its_connections() -> None:
     listener = Listener("127.0.0.1", 0, SECRET, "echo", echo)
     link = connected(listener)
     link.send(b"one")
-    assert link.receive(wait_s=5)[0] == b"one"
+    assert link.receive(wait_s=PATIENCE_S)[0] == b"one"
     listener.close()
     with pytest.raises((EOFError, LinkError)):
-        link.receive(wait_s=5)
+        link.receive(wait_s=PATIENCE_S)
     link.close()
     with pytest.raises(LinkError):
         connected(listener)
@@ -232,7 +238,7 @@ class Encrypting(NamedTuple):
     secret: Secret
 
     def connect(self, address: str = "") -> Link:
-        return Link.connect(address or self.address, self.secret, "echo", timeout_s=30)
+        return Link.connect(address or self.address, self.secret, "echo", timeout_s=PATIENCE_S)
 
 
 def test_encrypted(encrypting: Encrypting) -> None:
@@ -241,14 +247,14 @@ def test_encrypted(encrypting: Encrypting) -> None:
     for _ in range(3):
         sender = threading.Thread(target=link.send, args=(b"secret", data[:7], data))
         sender.start()
-        _, body = link.receive(wait_s=5)
+        _, body = link.receive(wait_s=PATIENCE_S)
         sender.join()
         np.testing.assert_array_equal(np.asarray(body), np.concatenate([data[:7], data]))
     with pytest.raises(TimeoutError, match="sent nothing"):
         link.receive(wait_s=0.01)
     other = dataclasses.replace(encrypting.secret, token=b"u" * 32)
     with pytest.raises(LinkRefused, match="another token"):
-        Link.connect(encrypting.address, other, "echo", timeout_s=5)
+        Link.connect(encrypting.address, other, "echo", timeout_s=PATIENCE_S)
 
 
 def test_both_ends_of_an_encrypted_connection_may_be_busy(encrypting: Encrypting) -> None:
@@ -263,7 +269,7 @@ def test_both_ends_of_an_encrypted_connection_may_be_busy(encrypting: Encrypting
     sender = threading.Thread(target=send)
     sender.start()
     for number, body in enumerate(sent):
-        assert link.receive(wait_s=30) == (b"%d" % number, body)
+        assert link.receive(wait_s=PATIENCE_S) == (b"%d" % number, body)
     sender.join()
 
 
@@ -295,7 +301,7 @@ def test_certificates_of_another_authority(files: Certificates, other_files: Cer
                 connected(here, Secret(TOKEN, theirs))
             link = connected(here, ours)
             link.send(b"fine")
-            assert link.receive(wait_s=5)[0] == b"fine"
+            assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
 
 
 def test_files_that_cannot_be_used_are_named(
@@ -347,12 +353,12 @@ def test_connections_are_the_process_own(echoing: Listener) -> None:
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         link.send(b"mine")
-        assert link.receive(wait_s=5)[0] == b"mine"
+        assert link.receive(wait_s=PATIENCE_S)[0] == b"mine"
 
 
 def raw(listener: Listener) -> socket.socket:
     host, port = split_address(listener.address)
-    return socket.create_connection((host, port), 5)
+    return socket.create_connection((host, port), PATIENCE_S)
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -367,7 +373,7 @@ def test_strangers_harm_nobody(
         assert len(stranger.recv(1_000)) <= most
     with contextlib.closing(connected(listener, secret)) as link:
         link.send(b"fine")
-        assert link.receive(wait_s=5)[0] == b"fine"
+        assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
 
 
 @given(st.binary(max_size=200), st.booleans(), st.sampled_from([SECRET, INSECURE]))
@@ -388,7 +394,7 @@ def test_who_connects_to_a_stranger_is_told(
         thread.start()
         address = join_address("127.0.0.1", listening.getsockname()[1])
         with pytest.raises(LinkError):
-            Link.connect(address, secret, "echo", timeout_s=20)
+            Link.connect(address, secret, "echo", timeout_s=PATIENCE_S)
         thread.join()
 
 
@@ -404,9 +410,9 @@ def test_frames_of_other_sizes_end_the_connection(
         link._socket.sendall(frame)
         socket.socket.shutdown(link._socket, socket.SHUT_WR)
     with contextlib.suppress(EOFError, LinkError):  # what is shorter now may be a frame
-        assert len(link.receive(wait_s=5)[0]) < len(header) + 3
+        assert len(link.receive(wait_s=PATIENCE_S)[0]) < len(header) + 3
     with pytest.raises((EOFError, LinkError)):
-        link.receive(wait_s=5)
+        link.receive(wait_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("lie", [(b"STKF", 1 << 31, 0), (b"STKF", 1, 1 << 40), (b"GET ", 1, 1)])
@@ -415,7 +421,7 @@ def test_who_announces_too_much_is_not_believed(lie: tuple[bytes, int, int]) -> 
     with theirs, contextlib.closing(Link(ours, "a liar", 5.0)) as link:
         theirs.sendall(struct.pack("<4sIQ", *lie))
         with pytest.raises(LinkError, match="sent bytes that are not a frame"):
-            link.receive(wait_s=5)
+            link.receive(wait_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:port", "::1:80", "h:70000"])

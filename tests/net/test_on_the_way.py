@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from line import flip_at, line_to
-from stoker.transport.address import join_address, split_address
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.transport.link import Link, LinkError, LinkRefused, join_address, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.secret import Secret
 
 SECRET = Secret(b"t" * 32)
 INSECURE = Secret(b"t" * 32, insecure=True)
+PATIENCE_S = 120.0  # never waited for
 FRAMES = [(b"header %d" % number, b"body %d" % number * 500) for number in range(4)]
 SECRETS = [b"header", b"body", b"STKF"]
 CLEAR_BYTES = 200  # before these, a side that listens says nothing encrypted
@@ -35,12 +35,12 @@ def serve(link: Link) -> None:
 
 def received(address: str, secret: Secret = SECRET) -> list[tuple[bytes, bytes]]:
     """Connect, and return what comes until the connection ends or all is there."""
-    link = Link.connect(address, secret, "echo", timeout_s=20)
+    link = Link.connect(address, secret, "echo", timeout_s=PATIENCE_S)
     found = []
     try:
         with contextlib.suppress(LinkError, EOFError):
             for _ in FRAMES:
-                header, body = link.receive(wait_s=20)
+                header, body = link.receive(wait_s=PATIENCE_S)
                 found.append((header, bytes(body)))
     finally:
         link.close()
@@ -141,7 +141,7 @@ def test_who_takes_the_place_of_a_client_learns_nothing(listener: Listener, name
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     learned = b""
     with (
-        socket.create_connection(split_address(listener.address), 20) as connected,
+        socket.create_connection(split_address(listener.address), PATIENCE_S) as connected,
         contextlib.suppress(ssl.SSLError, ConnectionError),
         context.wrap_socket(connected) as client,
     ):
@@ -154,7 +154,7 @@ def test_what_was_heard_on_a_trusted_network_opens_no_connection(plain: Listener
     with line_to(port_of(plain)) as way:
         assert received(way.address, INSECURE) == FRAMES
     heard = bytes(way.forth)
-    with socket.create_connection(split_address(plain.address), 20) as replaying:
+    with socket.create_connection(split_address(plain.address), PATIENCE_S) as replaying:
         replaying.sendall(heard[:56])
         answered = replaying.recv(1_000)
         assert len(answered) == 88

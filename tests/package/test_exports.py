@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import stoker
+from command_line import python
 
 SUBMODULES = {module.name for module in pkgutil.iter_modules(stoker.__path__)}
 
@@ -67,13 +66,7 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
 
 
 def test_import_loads_numpy_and_msgspec_alone() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", THIRD_PARTY_AFTER_IMPORT],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    result = python("-c", THIRD_PARTY_AFTER_IMPORT)
     assert result.returncode == 0, result.stderr
     loaded = set(result.stdout.split()) - {"typing_extensions"}  # msgspec loads it if it is there
     assert loaded <= {"numpy", "msgspec"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from command_line import Called
+from command_line import Called, python
 
 PACKAGE = """
     from pathlib import Path
@@ -106,13 +105,8 @@ def register(folder: Path, name: str, entry_points: str) -> None:
 
 def run(folder: Path, script: str) -> str:
     """Run a script beside the package; return what it prints."""
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import stoker\n" + textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    found = python(
+        "-W", "error", "-c", "import stoker\n" + textwrap.dedent(script), PYTHONPATH=str(folder)
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
@@ -136,13 +130,8 @@ for line in sys.argv[1:]:
 
 def call(folder: Path, *lines: str) -> list[Called]:
     """Call ``stoker`` beside the package, with each of these command lines."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CALLS, *lines],
-        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = python(
+        "-W", "error", "-c", CALLS, *lines, PYTHONPATH=str(folder), COLUMNS="200", NO_COLOR="1"
     )
     assert done.returncode == 0, done.stderr
     return [Called(*json.loads(line)) for line in done.stdout.splitlines()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from command_line import python
 
 SCRIPT = """\
 from fractions import Fraction
@@ -60,11 +60,8 @@ SEEN = [
 @pytest.mark.full
 def test_a_strict_script_is_told_what_comes_out(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    done = python(
+        "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", "train.py", cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout
     told = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]

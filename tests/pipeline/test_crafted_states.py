@@ -36,7 +36,7 @@ from strategies import (
     through_json,
 )
 
-WITHIN_S = 60
+WITHIN_S = 150
 MOST_BYTES = 1 << 24
 
 

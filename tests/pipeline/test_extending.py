@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
+from command_line import python
 from stoker import sources
 from stoker.sources import Indices
 from stoker.testing import check_resume
@@ -355,7 +356,7 @@ def served(tmp_path: Path) -> Iterator[Any]:
     yield start
     for feeder in feeders:
         feeder.terminate()
-        feeder.wait(30)
+        feeder.wait(200)
 
 
 def test_a_feed_serves_them(served: Any) -> None:
@@ -404,9 +405,7 @@ def test_a_cache_knows_the_examples_again_until_the_table_changes(tmp_path: Path
 
     def run(script: str) -> list[int]:
         text = textwrap.dedent(script.format(package=str(PACKAGE.parent), table=table, store=store))
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, timeout=120
-        )
+        done = python("-W", "error", "-c", text)
         assert done.returncode == 0, done.stderr
         return [int(word) for word in done.stdout.split()]
 

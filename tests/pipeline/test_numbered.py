@@ -124,8 +124,8 @@ def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:
 
 def test_whatever_a_source_may_answer_is_passed_on() -> None:
     """A new method of sources has a default, which would be wrong here."""
-    from stoker.sources.numbered import NumberedSource
     from stoker.sources.origin import IndexedSource, SourceBase
+    from stoker.sources.over import NumberedSource
     from stoker.sources.source import Source
 
     # What is the same for any indexed source, or changes with the numbers in it.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import stoker
+from command_line import python
 from scripts import SETUP, script, told_by
 from stoker.distributed.store_exchange import RankExchange, TorchStore
 
@@ -111,7 +110,7 @@ TOLD = """
         warnings.simplefilter("ignore")
         dist.init_process_group(
             "gloo", init_method=INIT, rank=RANK, world_size=WORLD,
-            timeout=datetime.timedelta(seconds=20),
+            timeout=datetime.timedelta(seconds=150),
         )
     told["anew"] = ids(of().shard().batch(8))
 """
@@ -275,7 +274,11 @@ ALONE = """
 @pytest.mark.full  # in short: test_a_rank_that_does_not_come_is_named_on_the_one_that_did
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     # Validation on rank 0 alone, of a pipeline that stands for all.
-    setup = SETUP.replace("seconds=20", "seconds=3")
+    there = f"open({str(tmp_path)!r} + f'/{{{{RANK}}}}.there', 'w')"
+    other = f"os.path.exists({str(tmp_path)!r} + f'/{{{{1 - RANK}}}}.there')"
+    meet = f"{there}.close()\n        while not {other}: time.sleep(0.01)\n        "
+    begin = "dist.init_process_group("  # within 3 s of the other: when both have imported torch
+    setup = SETUP.replace("seconds=150", "seconds=3").replace(begin, meet + begin)
     init = f"file://{tmp_path / 'rendezvous'}"
     with contextlib.ExitStack() as stack:
         running = []
@@ -457,13 +460,7 @@ def test_torchrun_says_more_than_the_launcher_that_started_it(
 
 def test_who_reads_everything_under_a_launcher_is_warned() -> None:
     code = "import numpy as np, stoker\nlist(stoker.from_arrays(np.arange(4), seed=0).batch(2))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "SLURM_STEP_NUM_TASKS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python("-c", code, SLURM_STEP_NUM_TASKS="2")
     assert done.returncode == 0
     assert "each of 2 ranks iterates over all examples" in done.stderr
 

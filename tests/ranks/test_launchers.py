@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 import stoker
+from command_line import python
 from stoker.distributed import unsharded
 
 ROOT = Path(__file__).parents[2]
@@ -174,12 +173,5 @@ def in_ray(code: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
     environment = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env={**os.environ, **environment, "RAY_worker_niceness": "0"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = python(script, cwd=tmp_path, **environment, RAY_worker_niceness="0")
     assert done.returncode == 0, done.stdout + done.stderr

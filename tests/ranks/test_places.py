@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT
+from stoker.schedule.orders.order import TRUE_PERMUTATION_LIMIT
 from strategies import few, one_in
 
 PLANS = [(4, 8), (2, 16), (8, 4), (1, 32)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stoker
+from command_line import python
 from scripts import REAL_WORLDS, script
-from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT
+from stoker.schedule.orders.order import TRUE_PERMUTATION_LIMIT
 from stoker.schedule.selection import Selection, Share
 from strategies import (
     Examples,
@@ -537,9 +536,7 @@ def test_asking_for_a_group_does_not_import_torch() -> None:
         "list(chain.shard().batch(2))\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=240
-    )
+    done = python("-W", "error", "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -291,7 +291,7 @@ def test_a_process_that_the_script_forks_leaves_workers_that_persist() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on
         child = os.fork()
     if child == 0:
-        signal.alarm(60)
+        signal.alarm(150)
         del changed
         gc.collect()
         os._exit(0)

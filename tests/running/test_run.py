@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from analysis.reports import PREP, about, job
 from command_line import call
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
+from scripts import TIMEOUT_S
 from stoker.analysis.model.report import (
     Action,
     LoaderOptions,
@@ -127,12 +129,12 @@ def test_nothing_to_write_is_said() -> None:
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     advice = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=6))
     report = msgspec.structs.replace(PREP, actions=[advice])
-    plan = make_plan(report, ["workers"])
+    plan = make_plan(report)
     monkeypatch.setenv("STOKER_RUN_PLAN", write_plan(plan))
     assert read_plan() == plan
     assert plan.loader == PREP.loader.name
     assert (plan.workers, plan.gain) == (6, 1.5)
-    assert make_plan(report, ["cache"]).workers is None
+    assert not plan.cache
     many = Action("", "", about(1.5), "", options=LoaderOptions(num_workers=99_999_999_999))
     write_report(msgspec.structs.replace(PREP, actions=[many]), tmp_path / "report.json")
     with pytest.raises(ValueError, match="is not a report"):
@@ -146,9 +148,9 @@ def test_the_gain_of_a_cache_is_that_of_the_advice(rate: float) -> None:
     report = msgspec.structs.replace(found, examples=10_000, prepared=prepared)
     report = msgspec.structs.replace(report, actions=advise(report))
     (kept,) = (action for action in report.actions if "cached" in action.code)
-    assert make_plan(report, ["workers", "cache"]).kept_gain == kept.gain.value
+    assert make_plan(report, cache=True).kept_gain == kept.gain.value
     random = msgspec.structs.replace(report, prepared=None)
-    assert make_plan(random, ["workers", "cache"]).kept_gain is None
+    assert make_plan(random, cache=True).kept_gain is None
 
 
 CACHED = """
@@ -183,7 +185,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     )
     report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
     plain = start(tmp_path, sys.executable, script.name)
-    words = "--exact", "--apply", report, "--do", "workers,cache"
+    words = "--exact", "--apply", report, "--cache"
     found = run(tmp_path, *words, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
@@ -244,7 +246,7 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 ) -> None:
     script = write_script(tmp_path, DRAWN_ANEW)
     plain = start(tmp_path, sys.executable, script.name)
-    wanted = ("--apply", write_advice(tmp_path), "--do", "cache")
+    wanted = ("--apply", write_advice(tmp_path), "--cache")
     found = run(tmp_path, *wanted, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
@@ -309,20 +311,13 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
-    import os
-
-    import psutil
-
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) == 2
     os.killpg(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=TIMEOUT_S)
     assert "KeyboardInterrupt" in rest
     assert process.returncode == -signal.SIGINT
-    until = time.monotonic() + 20
-    while any(worker.is_running() for worker in workers) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(worker.is_running() for worker in workers)
+    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
 
 
 SHAPES = {
@@ -518,26 +513,33 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("outside", [True, False], ids=["run-torchrun", "torchrun-run"])
-def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
+def test_each_rank_says_what_it_did(tmp_path: Path) -> None:
+    """Whether `stoker run` starts torchrun, or torchrun `stoker run`."""
     script = write_script(tmp_path, DISTRIBUTED)
     report = write_advice(tmp_path, "num_workers=2")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2"]
+
+    def losses() -> list[str]:
+        files = [tmp_path / f"losses-{rank}" for rank in range(2)]
+        texts = [file.read_text() for file in files]
+        for file in files:
+            file.unlink()
+        return texts
+
     plain = start(tmp_path, *launcher, script.name)
     assert plain.returncode == 0, plain.stderr
-    losses = [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)]
-    for rank in range(2):
-        (tmp_path / f"losses-{rank}").unlink()
-    if outside:
-        found = run(tmp_path, "--apply", report, *launcher[1:], script.name)
-    else:
-        inner: list[str | Path] = [sys.executable, *COMMAND, "--apply", report, script.name]
-        found = start(tmp_path, *launcher, "--no-python", *inner)
-    assert found.returncode == 0, found.stderr
-    assert [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)] == losses
-    for rank in range(2):
-        assert f"stoker run [rank {rank}]: train.py:" in found.stderr
+    expected = losses()
+    inner: list[str | Path] = [sys.executable, *COMMAND, "--apply", report, script.name]
+    for start_it in (
+        lambda: run(tmp_path, "--apply", report, *launcher[1:], script.name),
+        lambda: start(tmp_path, *launcher, "--no-python", *inner),
+    ):
+        found = start_it()
+        assert found.returncode == 0, found.stderr
+        for rank in range(2):
+            assert f"stoker run [rank {rank}]: train.py:" in found.stderr
+        assert losses() == expected
 
 
 ENDING = {
@@ -562,34 +564,35 @@ def test_a_script_that_ends_with_an_error_is_run_after_its_analysis(
 
 
 @pytest.mark.full
-def test_the_report_of_another_script_is_refused(tmp_path: Path) -> None:
+def test_the_report_of_another_script_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     report = write_advice(tmp_path, "num_workers=2")  # of train.py
     for words in (
         ["other.py"], ["-m", "my.other"], ["torchrun", "--nproc-per-node", "2", "other.py"],
     ):  # fmt: skip
         (tmp_path / "other.py").write_text("raise SystemExit(3)\n")
-        found = run(tmp_path, "--apply", report, *words)
-        assert found.returncode == 1
+        found = call("run", "--apply", report, *words)
+        assert found.code == 1
         assert "report.json is the report of train.py, not of other.py" in found.stderr
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "train.py").write_text("raise SystemExit(3)\n")
     assert run(tmp_path, "--apply", report, "-m", "my.train").returncode == 3
 
 
-@pytest.mark.full
-def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
+def test_wrong_use_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     report = write_advice(tmp_path, "num_workers=2")
     script = write_script(tmp_path, PLAIN)
     (tmp_path / "no.json").write_text("{}")
     for arguments, message in (
-        (("--do", "everything", script.name), "--do everything: must be of workers, cache"),
         (("--apply", "no.json", script.name), "no.json is not a report of"),
         (("--print-diff", script.name), "stoker analyze --json report.json train.py, then --apply"),
         (("--apply", report, "missing.py"), "there is no script and no command 'missing.py'"),
     ):
-        found = run(tmp_path, *arguments)
-        assert found.returncode == 1
+        found = call("run", *arguments)
+        assert found.code == 1
         assert message in found.stderr
-        assert "Traceback" not in found.stderr
-    found = run(tmp_path, script.name, WORLD_SIZE="2")
-    assert "one rank cannot be measured alone" in found.stderr
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "one rank cannot be measured alone" in call("run", script.name).stderr

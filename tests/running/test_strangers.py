@@ -81,7 +81,7 @@ def test_a_dataset_that_the_script_changes_between_epochs_keeps_its_changes(
     assert found.report is not None, found.errors
     assert found.report["loader"]["changes"] == ["epoch"]
     plain = start(tmp_path, sys.executable, script.name, "4")
-    words = "--do", "workers,cache", "--apply", "report.json", script.name, "4"
+    words = "--cache", "--apply", "report.json", script.name, "4"
     applied = run(tmp_path, *words)
     assert applied.returncode == 0, applied.stderr
     assert applied.stdout == plain.stdout
@@ -102,6 +102,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full  # in short: test_a_dataset_that_moves_when_it_is_read_is_left_as_it_is
 def test_a_dataset_that_counts_its_reads_is_left_alone_before_it_is_measured(
     tmp_path: Path,
 ) -> None:

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from stoker.basics import compact_integers
 from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses
-from stoker.schedule.pools.fixed import Draw, Pool
-from stoker.schedule.pools.fixed_snapshot import pack, unpack
+from stoker.schedule.pools.fixed import Draw, Pool, pack, unpack
 from strategies import factors, few
 
 

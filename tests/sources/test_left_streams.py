@@ -24,6 +24,24 @@ class BeginsThere(BeginsAnew):
             yield number
 
 
+class CountsPasses(BeginsAnew):
+    """Has other numbers in each pass, which it counts itself."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            yield 1000 * self.passes + number
+        self.passes += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {**super().state_dict(), "passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.passes = state["passes"]
+
+
 class TellsLate(GoesOn):
     """Has a state only once it is iterated."""
 
@@ -199,6 +217,57 @@ def test_a_state_between_epochs_knows_where_it_was_left(
     resumed.load_state_dict(state)
     assert through_json(resumed.state_dict())["epoch"] == 2
     assert [flat(resumed), flat(resumed)] == [flat(train), flat(train)]
+
+
+@few(25)
+@given(
+    kind=st.sampled_from([*KINDS, CountsPasses]),
+    length=st.integers(1, 60),
+    batch=st.integers(1, 5),
+    workers=st.sampled_from([0, 2]),
+    epochs=st.integers(1, 3),
+)
+def test_a_state_behind_whole_epochs_knows_what_the_stream_has_counted(
+    kind: type[CountingStream], length: int, batch: int, workers: int, epochs: int
+) -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_iterable(kind(length), seed=0).batch(batch).workers(workers)
+
+    train = build()
+    for _ in range(epochs):
+        assert len(flat(train)) == length
+        resumed = build()
+        resumed.load_state_dict(through_json(train.state_dict()))
+        train = build()  # a state that was loaded alone is kept
+        train.load_state_dict(through_json(resumed.state_dict()))
+    whole = build()
+    assert [flat(whole) for _ in range(epochs + 2)][epochs:] == [flat(train), flat(train)]
+
+
+def test_a_state_behind_whole_epochs_of_torchdata_s_nodes() -> None:
+    """They count epochs themselves, and tell the sampler."""
+    from torchdata import nodes
+
+    class Permuted:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(np.random.default_rng(self.epoch).permutation(50).tolist())
+
+        def __len__(self) -> int:
+            return 50
+
+    def build() -> stoker.Pipeline:
+        loader = nodes.Loader(nodes.SamplerWrapper(Permuted()))
+        return stoker.from_iterable(loader, seed=0).map(int).batch(4)
+
+    train, resumed = build(), build()
+    first = flat(train)
+    resumed.load_state_dict(through_json(train.state_dict()))
+    assert flat(resumed) == flat(train) != first
 
 
 @pytest.mark.parametrize("kind", [GoesOn, BeginsAnew])

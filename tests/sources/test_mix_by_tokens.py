@@ -102,7 +102,7 @@ def test_ranks_share_the_global_batches_and_it_resumes(sizes: Any, batch: int) -
 
     whole = batches(1)
     assert batches(2)[: len(whole)] == batches(4)[: len(whole)] == whole
-    check_resume(build, every=4)
+    check_resume(build, every=max(4, len(whole) // 8))  # some epochs have hundreds of batches
     assert stream(build()) == stream(build(workers=2))
 
 

@@ -221,7 +221,10 @@ def test_what_cannot_be_made_again_is_refused_in_the_middle(made: Any) -> None:
 
 @pytest.mark.parametrize(
     "nested",
-    [3, {}, {"own": 1}, {"own": 1, "skip": 16}, {"own": 1, "skip": -1}, {"own": 1, "skip": 2.0}],
+    [
+        *[3, {}, {"own": 1}, {"own": 1, "skip": 16}, {"own": 1, "skip": -1}],
+        *[{"own": 1, "skip": 2.0}, {"own": 1, "skip": 1, "is_over": True}],
+    ],
 )
 def test_damaged_states_are_refused(nested: Any) -> None:
     train = of(40).batch(4)

@@ -33,7 +33,7 @@ from stoker.sources.remote.reader import RemoteReader
 from stoker.sources.remote.storage import RemoteOptions
 from strategies import FULL, few, shortened
 
-LONG_S = 60.0  # never waited for
+LONG_S = 1000.0  # never waited for
 AbstractFileSystem: Any = fsspec.AbstractFileSystem
 
 
@@ -364,13 +364,18 @@ def test_what_is_expected_is_read_once(url: str, server: Server) -> None:
         assert reader.retries == 0
 
 
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a stall last: who waits for its end hangs."""
+    monkeypatch.setattr(storage, "STALL_S", LONG_S)
+
+
+@pytest.mark.usefixtures("endless")
 def test_expecting_returns_at_once(url: str, server: Server) -> None:
-    source = named(url, requests=1)
+    source = named(url, requests=1, timeout_s=LONG_S)
     server.set_faults(Fault("stall"))
     with reading(source) as reader:
-        began = time.monotonic()
         reader.expect(range(8))
-        assert time.monotonic() - began < 9  # a stall lasts ten
 
 
 @pytest.mark.parametrize("requests", shortened([3, 1, 8], 1))
@@ -513,7 +518,7 @@ def test_a_bad_connection_changes_nothing(seed: int, requests: int) -> None:
 @pytest.mark.parametrize(
     ("what", "status", "message"),
     [
-        (503, 503, r"HTTP 503 Service Unavailable after \d+ attempts in 0\.\d+ s"),
+        (503, 503, r"HTTP 503 Service Unavailable after \d+ attempts in [\d.]+ s"),
         ("reset", None, r"after \d+ attempts"),
         ("truncate", None, r"ClientPayloadError.* after \d+ attempts"),
     ],
@@ -529,7 +534,7 @@ def test_a_spent_budget_names_url_and_status(
         error = caught.value
         assert (error.url, error.status) == (f"{url}/dog/1.jpg", status)
         assert str(error).startswith(f"{url}/dog/1.jpg: ")
-        assert error.attempts == reader.retries + 1 > 2
+        assert error.attempts == reader.retries + 1 > 1
         assert error.elapsed_s >= 0.5
         assert reader.fetch([4, 6])[1].data == b"dog/2.jpg"
 
@@ -547,9 +552,11 @@ def test_a_server_that_only_stalls(
 def test_no_server_at_all(url: str, folder: Path) -> None:
     with serving(folder) as server:
         source = named(server.url, timeout_s=0.2)
-    with reading(source) as reader, pytest.raises(stoker.RemoteError, match=r"[Cc]onnect") as got:
-        reader.fetch([5])
-    assert got.value.status is None
+        server.kill()
+        with reading(source) as reader:
+            with pytest.raises(stoker.RemoteError, match=r"[Cc]onnect") as got:
+                reader.fetch([5])
+            assert got.value.status is None
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
@@ -585,8 +592,9 @@ def test_asking_one_by_one_reads_nothing_twice(url: str, server: Server) -> None
 # -- the end
 
 
+@pytest.mark.usefixtures("endless")
 def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
-    source = named(url, requests=4)
+    source = named(url, requests=4, timeout_s=LONG_S)
     server.set_faults(Fault("stall"))
     reader = reader_of(source)
     reader.expect(range(8))
@@ -603,11 +611,9 @@ def test_closing_gives_up_what_is_under_way(url: str, server: Server) -> None:
         thread.start()
     while server.stats().requests < 4:
         time.sleep(0.01)
-    began = time.monotonic()
     reader.close()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - began < 9  # a stall lasts ten
     assert [str(error) for error in raised] == ["the reader is closed"] * 3
     with pytest.raises(RuntimeError, match="closed"):
         reader.fetch([1])
@@ -626,8 +632,6 @@ def test_closing_while_it_waits_to_try_again(url: str, server: Server) -> None:
         reader.expect(range(8))
         while reader.retries < 20:
             time.sleep(0.01)
-        began = time.monotonic()
-    assert time.monotonic() - began < 9
 
 
 def test_a_finaliser_may_close_it_in_any_thread(url: str, server: Server) -> None:
@@ -657,7 +661,7 @@ def on_the_loop(function: Callable[[], object]) -> None:
         done.set()
 
     fsspec.asyn.get_loop().call_soon_threadsafe(run)
-    assert done.wait(30)
+    assert done.wait(200)
 
 
 def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
@@ -722,13 +726,13 @@ def test_a_pipeline_names_the_file_that_vanished(url: str, folder: Path) -> None
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
+@pytest.mark.usefixtures("endless")
 def test_leaving_a_pipeline_while_the_server_stalls(url: str, server: Server) -> None:
-    pipeline = stoker.from_files(f"{url}/{{cat,dog}}/{{0..3}}.jpg", requests=2).batch(1)
+    files = f"{url}/{{cat,dog}}/{{0..3}}.jpg"
+    pipeline = stoker.from_files(files, requests=2, timeout_s=LONG_S).batch(1)
     server.set_faults(Fault("stall", path=f"{url.rpartition('/')[2]}/cat/3.jpg"))
     with iter(pipeline) as batches:
         assert next(batches).data == [b"cat/0.jpg"]
-        began = time.monotonic()
-    assert time.monotonic() - began < 9
 
 
 # -- lists of files, and patterns

@@ -283,7 +283,7 @@ def test_ragged_arrays_are_shown_with_shapes_and_a_way_out(workers: int, kind: s
 
 
 def test_what_cannot_be_stacked_is_named() -> None:
-    with pytest.raises(stoker.StageError, match=r"'a' is a set.*collate="):
+    with pytest.raises(stoker.StageError, match=r"'a' is of type set.*collate="):
         batched([{"a": {1}}])
 
 

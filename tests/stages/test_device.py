@@ -84,6 +84,80 @@ def test_unknown_devices_are_refused_where_they_are_named() -> None:
         _pipeline("warp-drive")
 
 
+def _buffers(device: str = "cpu", rows: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.zeros((rows, 8, 8, 3), dtype=torch.uint8, device=device)
+    return images, torch.zeros(rows, dtype=torch.int64, device=device)
+
+
+def _whole(device: str = "cpu", **given: object) -> stoker.Pipeline:
+    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3), np.uint8)
+    pairs = stoker.from_arrays(images, np.arange(200), seed=1).shuffle().echo(2)
+    return pairs.batch(16, drop_last=True).to_torch(device, **given)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_written_into_the_users_tensors_one_after_the_other(workers: int) -> None:
+    out = _buffers()
+    plain = _whole().workers(workers)
+    train = _whole(out=out).workers(workers)
+    for _ in range(2):
+        for expected, batch in zip(plain, train, strict=True):
+            assert batch is out
+            assert equal(expected, batch)
+            batch[0].zero_()  # the consumer may write
+    state = None
+    for number, _ in enumerate(train):
+        if number == 3:
+            state = train.state_dict()
+            break
+    resumed = _whole(out=out)
+    assert state is not None
+    resumed.load_state_dict(state)
+    rest = [tuple(leaf.clone() for leaf in batch) for batch in resumed]
+    plain.set_epoch(2)
+    assert equal(rest, list(plain)[4:])
+
+
+def test_what_does_not_fit_the_users_tensors_is_refused() -> None:
+    with pytest.raises(stoker.StageError, match=r"\(8, 8, 8, 3\) of torch.uint8.*drop_last"):
+        list(stoker.from_arrays(*_examples(40)).batch(16).to_torch(out=_buffers()))
+    with pytest.raises(stoker.StageError, match="float32"):
+        list(stoker.from_arrays(*_examples(16)).batch(16).to_torch(out=_floats()))
+    with pytest.raises(stoker.StageError, match="to_torch"):
+        list(stoker.from_arrays(*_examples(16)).batch(16).to_torch(out=_buffers()[0]))
+    with pytest.raises(TypeError, match="tensors"):
+        _whole(out=(np.zeros(3), np.zeros(3)))
+    with pytest.raises(ValueError, match="meta"):
+        _whole(out=_buffers("meta"))
+    with pytest.raises(ValueError, match="put it last"):
+        _whole(out=_buffers()).random_map(_noise)
+    with pytest.raises(ValueError, match="put it last"):
+        stoker.from_arrays(*_examples(16)).batch(16).to_torch(out=_buffers()).echo(2)
+
+
+def _examples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((count, 8, 8, 3), np.uint8), np.arange(count)
+
+
+def _floats() -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = _buffers()
+    return images.float(), labels
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_each_batch_from_the_tensors_that_it_was_captured_with() -> None:
+    images, labels = _buffers("cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = images.sum(dtype=torch.int64) + labels.sum()
+    sums = []
+    for _ in _whole("cuda", out=(images, labels)):
+        graph.replay()
+        sums.append(found.clone())
+    expected = [int(a.sum(dtype=torch.int64) + b.sum()) for a, b in _whole()]
+    assert [int(each) for each in sums] == expected
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("echo", [1, 3])
 def test_what_reaches_the_accelerator_is_what_the_host_had(echo: float) -> None:

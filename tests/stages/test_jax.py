@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import python
+
 SETUP = """
 import os
 
@@ -54,13 +56,7 @@ sharding = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec("data
 def run_with_jax(code: str, tmp_path: Path, *, warns: str = "error") -> str:
     script = tmp_path / "script.py"
     script.write_text(SETUP + textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, "-W", warns, script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python("-W", warns, script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Exception ignored" not in done.stderr, done.stderr
     return done.stdout

@@ -79,7 +79,11 @@ def test_outputs_are_of_the_inputs_that_it_names(kind: str, drops: bool) -> None
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("kind", STAGES)
 def test_it_resumes_at_every_batch(kind: str, drops: bool, echo: int) -> None:
-    check_resume(lambda: build(STAGES[kind](), 2, drops=drops, echo=echo))
+    check_resume(lambda: build(STAGES[kind](), drops=drops, echo=echo))
+
+
+def test_with_workers_it_resumes_too() -> None:
+    check_resume(lambda: build(STAGES["apart"](), 2, drops=True, echo=2), every=3)
 
 
 def test_processes_make_the_same() -> None:

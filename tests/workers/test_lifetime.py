@@ -17,7 +17,7 @@ import pytest
 
 import stoker
 from descriptors import open_descriptors
-from scripts import Watch, run, script
+from scripts import Watch, run, script, shared_files
 from strategies import Examples, Spec, built, frozen, jitter, one_in, shortened, stream
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
@@ -481,13 +481,11 @@ def stuck(x):
 """
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("method", shortened(["fork", "spawn", "forkserver"], 1))
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigkill_of_the_program_takes_its_workers_along(
     tmp_path: Path, method: str, busy: bool
 ) -> None:
-    shm = set(os.listdir("/dev/shm"))
     body = (
         STUCK.format(busy=busy)
         + """
@@ -510,13 +508,12 @@ if __name__ == "__main__":
         assert len(pids) == 2
         said = {running.line() for _ in range(3 if busy else 1)}
         assert said == ({"READY", "STUCK"} if busy else {"READY"})
+        own = set().union(*map(shared_files, [running.pid, *pids]))
         with Watch(pids) as watch:
             os.kill(running.pid, signal.SIGKILL)
             assert watch.gone()
-        running.process.wait(60)
-    mine = [name for name in set(os.listdir("/dev/shm")) - shm
-            if "stoker" in name or str(running.pid) in name]  # fmt: skip
-    assert not mine
+        running.process.wait()
+    assert not any(os.path.exists(path) for path in own)
 
 
 def test_sigkill_of_the_program_takes_workers_of_two_pipelines_along(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.schedule import rng
-from stoker.schedule.orders.order import Order
-from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT, Feistel, permutation
+from stoker.schedule.orders.order import TRUE_PERMUTATION_LIMIT, Feistel, Order, permutation
 from stoker.schedule.rng import AddressedGenerator
 from stoker.schedule.selection import Selection
 from strategies import few

@@ -211,7 +211,7 @@ CHAINS: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(2, CHAINS))
+@pytest.mark.parametrize("name", one_in(4, CHAINS))
 def test_the_stream_is_that_of_the_training_process_alone(name: str) -> None:
     def has_workers() -> bool:
         inline, p = CHAINS[name]().workers(0), CHAINS[name]()

@@ -84,7 +84,7 @@ def numbers(i: int) -> tuple[int, ...]:
     return tuple(i * 100 + k for k in range(8))
 
 
-def program(expected: Callable[[int], Any] = numbers) -> Callable[[Made], Made]:
+def program(expected: Callable[[int], Any] = numbers, name: str = "") -> Callable[[Made], Made]:
     """Add a function of a folder, or a dataset's class of a folder, of a file or of neither."""
 
     def add(make: Made) -> Made:
@@ -96,7 +96,7 @@ def program(expected: Callable[[int], Any] = numbers) -> Callable[[Made], Made]:
             parts = make(**given)
             return parts if isinstance(parts, tuple) else (parts,)
 
-        PROGRAMS.append(Program(make.__name__, made, expected))
+        PROGRAMS.append(Program(name or make.__name__, made, expected))
         return make
 
     return add
@@ -180,11 +180,6 @@ def tokenizer_global_in_function(folder: Path) -> Any:
 
 
 @program(token_count)
-def tokenizer_partial(folder: Path) -> Any:
-    return Numbers(), functools.partial(tokenized, tokenizer())
-
-
-@program(token_count)
 def tokenizer_closure(folder: Path) -> Any:
     made = tokenizer()
     return Numbers(), lambda i: tokenized(made, i)
@@ -234,16 +229,6 @@ class LazyReader(Reader):
         if self.file is None:
             self.file = open(self.path, "rb")  # noqa: SIM115
         return super().__getitem__(i)
-
-
-@program(record)
-def file_opened_early(folder: Path) -> Any:
-    return Reader(record_file(folder))
-
-
-@program(record)
-def file_opened_lazily(folder: Path) -> Any:
-    return LazyReader(record_file(folder))
 
 
 @program(record)
@@ -504,21 +489,6 @@ class Buffered(Numbers):
 
 
 @program(thrice)
-def buffer_small(folder: Path) -> Any:
-    return Buffered(np.zeros(5_000))
-
-
-@program(thrice)
-def buffer_large(folder: Path) -> Any:
-    return Buffered(np.zeros(250_000))
-
-
-@program(thrice)
-def buffer_of_16_mb(folder: Path) -> Any:
-    return Buffered(np.zeros(2_000_000))
-
-
-@program(thrice)
 class WithView(Buffered):
     def __init__(self) -> None:
         super().__init__(np.zeros(5_000))
@@ -538,21 +508,6 @@ class Tensors(Numbers):
     def __getitem__(self, i: int) -> Any:
         self.buf.fill_(i)
         return int(self.buf[0]) + int(self.buf[len(self.buf) // 2]) + int(self.buf[-1])
-
-
-@program(thrice)
-def tensor_small(folder: Path) -> Any:
-    return Tensors(5_000)
-
-
-@program(thrice)
-def tensor_large(folder: Path) -> Any:
-    return Tensors(500_000)
-
-
-@program(thrice)
-def tensor_of_16_mb(folder: Path) -> Any:
-    return Tensors(4_000_000)
 
 
 @program(thrice)
@@ -582,26 +537,6 @@ def short(i: int) -> tuple[int, ...]:
     return tuple(i + k for k in range(8))
 
 
-@program(short)
-def byte_array(folder: Path) -> Any:
-    return Written(bytearray(8))
-
-
-@program(short)
-def typed_array(folder: Path) -> Any:
-    return Written(array.array("l", [0] * 8))
-
-
-@program(short)
-def memory_view(folder: Path) -> Any:
-    return Written(memoryview(bytearray(8)))
-
-
-@program(short)
-def object_array(folder: Path) -> Any:
-    return Written(np.zeros(8, object))
-
-
 # State in all the places that Python has.
 
 
@@ -614,18 +549,8 @@ class Scratch(Numbers):
         return fill(self.scratch, i)
 
 
-@program()
-def scratch_deque(folder: Path) -> Any:
-    return Scratch(collections.deque(maxlen=8))
-
-
 class Listed(list[int]):
     pass
-
-
-@program()
-def scratch_list_subclass(folder: Path) -> Any:
-    return Scratch(Listed())
 
 
 @program()
@@ -674,11 +599,6 @@ def by_global(i: int) -> Any:
 
 
 @program()
-def global_list_in_function(folder: Path) -> Any:
-    return Numbers(), by_global
-
-
-@program()
 class ByGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(SCRATCH, i)
@@ -697,11 +617,6 @@ def sets_global(i: int) -> Any:
     global LAST
     LAST = i
     return tuple(LAST * 100 + k for k in range(8))
-
-
-@program()
-def global_set_in_function(folder: Path) -> Any:
-    return Numbers(), sets_global
 
 
 @program()
@@ -739,11 +654,6 @@ class Dispatching(Numbers):
 class ByModule(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(OWN.SCRATCH, i)
-
-
-@program()
-def module_as_state_in_function(folder: Path) -> Any:
-    return Numbers(), lambda i: fill(OWN.SCRATCH, i)
 
 
 @program()
@@ -787,11 +697,6 @@ class Cached(Numbers):
         return fill(singleton(), i)
 
 
-@program()
-def cached_singleton_in_function(folder: Path) -> Any:
-    return Numbers(), lambda i: fill(singleton(), i)
-
-
 class Single:
     one: Any = None
 
@@ -820,11 +725,6 @@ class OneOfEach(type):
 class Solo(metaclass=OneOfEach):
     def __init__(self) -> None:
         self.scratch: list[int] = []
-
-
-@program()
-def metaclass_singleton(folder: Path) -> Any:
-    return Numbers(), lambda i: fill(Solo().scratch, i)
 
 
 class Keeping:
@@ -894,16 +794,6 @@ class Adder:
         return fill(self.scratch, i)
 
 
-@program()
-def callable_with_state(folder: Path) -> Any:
-    return Numbers(), Adder()
-
-
-@program()
-def bound_method(folder: Path) -> Any:
-    return Numbers(), Adder().add
-
-
 @program(number)
 def two_methods_of_one(folder: Path) -> Any:
     adder = Adder()
@@ -912,11 +802,6 @@ def two_methods_of_one(folder: Path) -> Any:
         return values[0] // 100 if adder.add(values[0] // 100) == values else -1
 
     return Numbers(), adder.add, check
-
-
-@program()
-def partial_of_a_list(folder: Path) -> Any:
-    return Numbers(), functools.partial(fill, [])
 
 
 @program()
@@ -951,11 +836,6 @@ def decorated(i: int) -> Any:
 
 
 @program()
-def decorated_function(folder: Path) -> Any:
-    return Numbers(), decorated
-
-
-@program()
 class Decorated(Numbers):
     @remembering
     def __getitem__(self, i: int) -> Any:
@@ -975,11 +855,6 @@ def function_attribute(folder: Path) -> Any:
 
 def by_default(i: int, scratch: list[int] = []) -> Any:  # noqa: B006
     return fill(scratch, i)
-
-
-@program()
-def default_argument(folder: Path) -> Any:
-    return Numbers(), by_default
 
 
 @program()
@@ -1158,11 +1033,6 @@ class Reduced(Scratch):
         return Reduced, (self.size,)
 
 
-@program()
-def reduce_with_arguments(folder: Path) -> Any:
-    return Reduced(8)
-
-
 class Table(dict[str, Any]):
     """A dict that is a dataset, too."""
 
@@ -1192,11 +1062,6 @@ class Data:
         return fill(self.scratch, i)
 
 
-@program()
-def data_class(folder: Path) -> Any:
-    return Data()
-
-
 @dataclass(frozen=True, slots=True)
 class Frozen:
     scratch: list[int] = field(default_factory=list)
@@ -1206,11 +1071,6 @@ class Frozen:
 
     def __getitem__(self, i: int) -> Any:
         return fill(self.scratch, i)
-
-
-@program()
-def data_class_frozen_with_slots(folder: Path) -> Any:
-    return Frozen()
 
 
 class LastRecord(logging.Handler):
@@ -1245,11 +1105,6 @@ def draws(i: int) -> Any:
 def drawn(i: int) -> Any:
     own = random.Random(i)
     return [own.randrange(1_000) for _ in range(4)]
-
-
-@program(drawn)
-def random_seeded_in_function(folder: Path) -> Any:
-    return Numbers(), draws
 
 
 @program(drawn)
@@ -1299,11 +1154,6 @@ def dispatched(i: Any) -> Any:
 
 
 @program()
-def single_dispatch(folder: Path) -> Any:
-    return Numbers(), dispatched
-
-
-@program()
 def single_dispatch_in_method(folder: Path) -> Any:
     class Dispatched(Numbers):
         def __getitem__(self, i: int) -> Any:
@@ -1323,11 +1173,6 @@ def by_context(i: int) -> Any:
 
 
 @program()
-def context_manager(folder: Path) -> Any:
-    return Numbers(), by_context
-
-
-@program()
 class ByContext(Numbers):
     def __getitem__(self, i: int) -> Any:
         return by_context(i)
@@ -1338,11 +1183,6 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     decorated: Callable[..., Any] = torch.no_grad()(torch.no_grad()(fn))
     return decorated
-
-
-@program()
-def decorators_of_a_package(folder: Path) -> Any:
-    return Numbers(), without_gradients(by_global)
 
 
 @program()
@@ -1447,11 +1287,6 @@ class Delegating:
         return self._inner[i]
 
 
-@program()
-def delegating_object(folder: Path) -> Any:
-    return Delegating(Scratch())
-
-
 class Worker:
     scratch: list[int] = []  # noqa: RUF012
 
@@ -1463,11 +1298,6 @@ class Worker:
 class Hiring(Numbers):
     def __getitem__(self, i: int) -> Any:
         return Worker().work(i)
-
-
-@program()
-def class_attribute_of_a_helper_in_function(folder: Path) -> Any:
-    return Numbers(), lambda i: Worker().work(i)
 
 
 # State of the whole process, or of a module.
@@ -1727,11 +1557,6 @@ class Recipe(Numbers):
         return fill(SCRATCH, i)
 
 
-@program()
-def frozen_dataclass_with_a_modules_list(folder: Path) -> Any:
-    return Recipe()
-
-
 @dataclass(frozen=True)
 class Remembering(Numbers):
     last: int = -1
@@ -1739,11 +1564,6 @@ class Remembering(Numbers):
     def __getitem__(self, i: int) -> Any:
         object.__setattr__(self, "last", i)
         return tuple(self.last * 100 + k for k in range(8))
-
-
-@program()
-def frozen_dataclass_that_writes(folder: Path) -> Any:
-    return Remembering()
 
 
 class Step(enum.Enum):
@@ -1755,16 +1575,6 @@ class Step(enum.Enum):
     def keep(self, i: int) -> Any:
         self.last = i
         return tuple(self.last * 100 + k for k in range(8))
-
-
-@program()
-def enum_member_with_a_modules_list(folder: Path) -> Any:
-    return Numbers(), Step.FILL
-
-
-@program()
-def enum_member_that_keeps(folder: Path) -> Any:
-    return Numbers(), Step.FILL.keep
 
 
 @program()
@@ -1956,11 +1766,6 @@ class LogBuffered(Numbers):
 
 
 # Raw memory.
-
-
-@program(short)
-def ctypes_array(folder: Path) -> Any:
-    return Written((ctypes.c_long * 8)())
 
 
 @program(lambda i: b"%08d" % i)
@@ -2509,6 +2314,69 @@ class Network(Numbers):
             return float(self.network(torch.tensor([float(i)])))
 
 
-@program(token_count)
-def opened_for_each_example(folder: Path) -> Any:
-    return Numbers(), lambda i: tokenized(tokenizer(), i)
+# Programs of a line.
+
+LINES: list[tuple[str, Callable[[int], Any], Callable[[Path], Any]]] = [
+    (
+        "tokenizer_partial",
+        token_count,
+        lambda folder: (Numbers(), functools.partial(tokenized, tokenizer())),
+    ),
+    ("file_opened_early", record, lambda folder: Reader(record_file(folder))),
+    ("file_opened_lazily", record, lambda folder: LazyReader(record_file(folder))),
+    ("buffer_small", thrice, lambda folder: Buffered(np.zeros(5_000))),
+    ("buffer_large", thrice, lambda folder: Buffered(np.zeros(250_000))),
+    ("buffer_of_16_mb", thrice, lambda folder: Buffered(np.zeros(2_000_000))),
+    ("tensor_small", thrice, lambda folder: Tensors(5_000)),
+    ("tensor_large", thrice, lambda folder: Tensors(500_000)),
+    ("tensor_of_16_mb", thrice, lambda folder: Tensors(4_000_000)),
+    ("byte_array", short, lambda folder: Written(bytearray(8))),
+    ("typed_array", short, lambda folder: Written(array.array("l", [0] * 8))),
+    ("memory_view", short, lambda folder: Written(memoryview(bytearray(8)))),
+    ("object_array", short, lambda folder: Written(np.zeros(8, object))),
+    ("scratch_deque", numbers, lambda folder: Scratch(collections.deque(maxlen=8))),
+    ("scratch_list_subclass", numbers, lambda folder: Scratch(Listed())),
+    ("global_list_in_function", numbers, lambda folder: (Numbers(), by_global)),
+    ("global_set_in_function", numbers, lambda folder: (Numbers(), sets_global)),
+    (
+        "module_as_state_in_function",
+        numbers,
+        lambda folder: (Numbers(), lambda i: fill(OWN.SCRATCH, i)),
+    ),
+    (
+        "cached_singleton_in_function",
+        numbers,
+        lambda folder: (Numbers(), lambda i: fill(singleton(), i)),
+    ),
+    ("metaclass_singleton", numbers, lambda folder: (Numbers(), lambda i: fill(Solo().scratch, i))),
+    ("callable_with_state", numbers, lambda folder: (Numbers(), Adder())),
+    ("bound_method", numbers, lambda folder: (Numbers(), Adder().add)),
+    ("partial_of_a_list", numbers, lambda folder: (Numbers(), functools.partial(fill, []))),
+    ("decorated_function", numbers, lambda folder: (Numbers(), decorated)),
+    ("default_argument", numbers, lambda folder: (Numbers(), by_default)),
+    ("reduce_with_arguments", numbers, lambda folder: Reduced(8)),
+    ("data_class", numbers, lambda folder: Data()),
+    ("data_class_frozen_with_slots", numbers, lambda folder: Frozen()),
+    ("random_seeded_in_function", drawn, lambda folder: (Numbers(), draws)),
+    ("single_dispatch", numbers, lambda folder: (Numbers(), dispatched)),
+    ("context_manager", numbers, lambda folder: (Numbers(), by_context)),
+    ("decorators_of_a_package", numbers, lambda folder: (Numbers(), without_gradients(by_global))),
+    ("delegating_object", numbers, lambda folder: Delegating(Scratch())),
+    (
+        "class_attribute_of_a_helper_in_function",
+        numbers,
+        lambda folder: (Numbers(), lambda i: Worker().work(i)),
+    ),
+    ("frozen_dataclass_with_a_modules_list", numbers, lambda folder: Recipe()),
+    ("frozen_dataclass_that_writes", numbers, lambda folder: Remembering()),
+    ("enum_member_with_a_modules_list", numbers, lambda folder: (Numbers(), Step.FILL)),
+    ("enum_member_that_keeps", numbers, lambda folder: (Numbers(), Step.FILL.keep)),
+    ("ctypes_array", short, lambda folder: Written((ctypes.c_long * 8)())),
+    (
+        "opened_for_each_example",
+        token_count,
+        lambda folder: (Numbers(), lambda i: tokenized(tokenizer(), i)),
+    ),
+]
+for _name, _expected, _make in LINES:
+    program(_expected, _name)(_make)

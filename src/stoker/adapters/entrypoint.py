@@ -57,10 +57,7 @@ def target_of(function: Callable[[], Any] | str) -> str:
 
 
 def make_pipeline(target: str) -> Pipeline:
-    """Import a target's function, call it, and return its pipeline.
-
-    Raises FeedError with the problem; its cause is the error of the import or of the call.
-    """
+    """Import a target's function, call it, and return its pipeline. Raises FeedError."""
     where, _, name = target.rpartition(":")
     with _as_feed_error(f"importing {where}"):
         function = _from_file(Path(where)) if where.endswith(".py") else _module(where)

@@ -49,11 +49,8 @@ class Allocator(Protocol):
 class Recycler:
     """A free list of memory, by size. Safe to use from any thread, and from finalizers.
 
-    Args:
-        spare: how many free pieces of one size are kept.
-        allocate: returns new memory of a size in bytes.
-        spare_bytes: more pieces of one size are kept if they have no more bytes together.
-        resting_bytes: the most free memory that ``rest`` keeps; None for all.
+    ``spare`` free pieces of one size are kept, or more if they have no more than ``spare_bytes``
+    together; ``rest`` keeps at most ``resting_bytes`` in all.
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class Recycler:
         self._free: dict[int, deque[_Lent]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised C-ordered array."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_RECYCLED_BYTES or dtype.hasobject:
@@ -118,7 +114,6 @@ class Recycler:
         self._free.clear()
 
     def held_bytes(self) -> int:
-        """Return the size of the kept free memory."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _copy_leaf(self, leaf: Any) -> Any:
@@ -134,10 +129,7 @@ class Recycler:
 
 
 class _Lent(weakref.ref[Any]):
-    """A reference to an array, and its memory. The array's own base keeps it until the end.
-
-    It is in the free list once the array is gone.
-    """
+    """A reference to an array, and its memory: in the free list once the array is gone."""
 
     __slots__ = ("raw",)
 
@@ -217,7 +209,6 @@ def reads_only(fn: AnyCallable) -> AnyCallable:
 
 
 def only_reads(fn: Any) -> bool:
-    """True if a function is declared with `reads_only`."""
     while not _is_marked(fn) and isinstance(fn, functools.partial):
         fn = fn.func
     inner = getattr(fn, "__wrapped__", None)  # functools.wraps copies marks along with names
@@ -231,10 +222,7 @@ def _is_marked(fn: Any) -> bool:
 def copy_lent_parts(made: Any, lent: Any, copy: Callable[[Any], Any]) -> Any:
     """Return the result of declared functions, with copies of parts that belong to the argument.
 
-    Args:
-        made: the result, a structure.
-        lent: the structure that the first function got.
-        copy: makes a deep copy of one leaf.
+    ``lent`` is the structure that the first function got; ``copy`` makes a deep copy of one leaf.
     """
     leaves = [leaf for leaf in pytree.leaves(lent) if not pytree.is_immutable(leaf)]
     same = {id(leaf) for leaf in leaves}

@@ -20,10 +20,7 @@ _FAR = 255
 
 
 def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> int:
-    """Return ``number`` if it is a whole number within bounds; ``most`` of None is no bound.
-
-    Raises TypeError or ValueError.
-    """
+    """Return ``number`` if it is a whole number within bounds. Raises TypeError or ValueError."""
     if type(number) is not int:
         raise TypeError(f"{short_repr(number)} is not a whole number")
     if number < least or (most is not None and number > most):
@@ -32,7 +29,6 @@ def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> in
 
 
 def short_repr(what: Any) -> str:
-    """Return a short ``repr`` of any value, for messages."""
     text = repr(what)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -69,7 +65,6 @@ def decode_small(text: Any, most: int, stop: int) -> NDArray[np.int64]:
 
 
 def encode_bytes(values: NDArray[np.generic]) -> str:
-    """Encode the bytes of an array."""
     return base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
 
 

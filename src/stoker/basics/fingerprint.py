@@ -63,17 +63,13 @@ class Fingerprint(NamedTuple):
 
 
 def of_file(name: str, status: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the fingerprint of a local file from its status."""
     inode = 0 if can_renumber(status.st_dev, _mounts()) else status.st_ino
     return Fingerprint(name, status.st_size, status.st_mtime_ns, label, status.st_ctime_ns, inode)
 
 
 @functools.cache
 def can_renumber(device: int, mounts: str) -> bool:
-    """True if a file system may change inode numbers, as FUSE, FAT and CIFS do.
-
-    ``mounts`` is the content of ``/proc/self/mountinfo``.
-    """
+    """True if ``mounts`` say that a file system may change inode numbers, as FUSE and FAT do."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
         before, _, behind = line.partition(" - ")

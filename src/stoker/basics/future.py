@@ -33,7 +33,6 @@ class OneShot(Generic[T]):
         self._outcome: tuple[T | None, BaseException | None] | None = None
 
     def give(self, value: T | None = None, error: BaseException | None = None) -> None:
-        """Give the value, or the error."""
         self._outcome = value, error
         self._given.release()
 

@@ -29,14 +29,7 @@ _SPREAD = 0x9E3779B97F4A7C15FF51AFD7ED558CCD
 
 
 class SeededGenerator(ABC):
-    """A generator that can be seeded, and put back.
-
-    Attributes:
-        path: where it is, for people.
-        generator: the generator itself.
-    """
-
-    __slots__ = ("generator", "path")
+    """A generator that can be seeded, and put back. ``path`` says where it is, for people."""
 
     def __init__(self, path: str, generator: Any) -> None:
         self.path = path
@@ -61,8 +54,6 @@ class SeededGenerator(ABC):
 
 class _PythonGenerator(SeededGenerator):
     """A ``random.Random``."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         self.generator.seed(seed)
@@ -92,8 +83,6 @@ class _PythonGenerator(SeededGenerator):
 class _NumpyGenerator(SeededGenerator):
     """A ``numpy.random.Generator``."""
 
-    __slots__ = ()
-
     def seed(self, seed: int) -> None:
         _seed_bits(self.generator.bit_generator, seed)
 
@@ -109,8 +98,6 @@ class _NumpyGenerator(SeededGenerator):
 
 class _OldNumpyGenerator(SeededGenerator):
     """A ``numpy.random.RandomState``: bits, and the second of two normal numbers made at once."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         bits = self.generator._bit_generator
@@ -146,8 +133,6 @@ class _OldNumpyGenerator(SeededGenerator):
 
 class _TorchGenerator(SeededGenerator):
     """A ``torch.Generator`` of the processor's."""
-
-    __slots__ = ()
 
     def seed(self, seed: int) -> None:
         self.generator.manual_seed(seed)
@@ -225,7 +210,6 @@ class GeneratorStates:
         return [each.path for each, state in self._states if each.has_moved(state)]
 
     def restore(self) -> None:
-        """Put all of them back."""
         for each, state in self._states:
             each.restore(state)
 
@@ -261,7 +245,6 @@ def _of_numpy(name: str) -> Any:
 
 
 def _seed_bits(bits: Any, seed: int) -> None:
-    """Set the state of a bit generator of NumPy."""
     kind = type(bits)
     if kind is _of_numpy("PCG64") or kind is _of_numpy("PCG64DXSM"):
         words = {"state": seed * _SPREAD & ((1 << 128) - 1), "inc": _PCG_INCREMENT}

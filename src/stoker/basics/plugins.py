@@ -32,15 +32,13 @@ def names(group: str) -> list[str]:
 
 
 def is_own(group: str, name: str) -> bool:
-    """True if stoker itself registers a name."""
     return _is_own(_points(group)[name][0])
 
 
 def load(group: str, name: str) -> Any:
     """Import and return the object that is registered under a name.
 
-    Raises LookupError if there is none, or if several packages claim the name; ImportError, with
-    the package and the cause, if it cannot be imported.
+    Raises LookupError if there is none, or several packages claim it; ImportError, with the cause.
     """
     points = _points(group).get(name)
     if points is None:

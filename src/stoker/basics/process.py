@@ -100,12 +100,8 @@ def end_with(
     """End this process when its parent ends, whatever either of them is doing.
 
     The kernel's signal (PR_SET_PDEATHSIG) comes at once, but when the thread that forked ends, or
-    under forkserver when the server ends. A pidfd shows the end of the process itself.
-
-    Args:
-        parent: the parent's process id.
-        by_main_thread: whether the parent's main thread has started this process.
-        before_exit: called before this process ends, unless the kernel's signal ends it.
+    under forkserver when the server ends: so only ``by_main_thread``. A pidfd shows the end of the
+    process itself; ``before_exit`` is called then.
     """
     if by_main_thread and os.getppid() == parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -72,9 +72,8 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
 def with_field(value: Any, name: str, field: Any) -> Any:
     """Return an example, or a batch, with one more named field.
 
-    A dict gets the key, a tuple one element more; anything else becomes ``(value, field)``.
-
-    Raises ValueError if the field exists already.
+    A dict gets the key, a tuple one element more; anything else becomes ``(value, field)``. Raises
+    ValueError if the field exists already.
     """
     names = value if isinstance(value, MutableMapping) else getattr(value, "_fields", ())
     if name in names:
@@ -126,7 +125,6 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, kept: frozenset[type] = fro
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the leaves of a structure in order."""
     parts = children(value)
     if parts is None:
         return [value]
@@ -143,7 +141,6 @@ def is_tensor(value: Any) -> TypeGuard[Any]:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """True if a torch tensor has a sparse layout."""
     return tensor.layout is not sys.modules["torch"].strided
 
 
@@ -178,10 +175,7 @@ def structure(value: Any) -> Any:
 
 
 def leaves_like(template: Any, value: Any) -> list[Any]:
-    """Return the leaves of ``value`` in the order of ``template``.
-
-    Raises TypeError if the two differ in more than their leaves.
-    """
+    """Return the leaves of ``value`` in ``template``'s order. Raises TypeError if they differ."""
     parts, value_parts = children(template), children(value)
     if parts is None and value_parts is None:
         return [value]
@@ -223,8 +217,7 @@ def nbytes(value: Any) -> int:
 def data_bytes(value: Any) -> int:
     """Return the bytes of arrays, tensors, bytes and texts in a structure; other leaves count 0.
 
-    Called for each example that is read; cheaper than ``nbytes``. A text counts one byte for each
-    character.
+    Called for each example that is read; a text counts one byte for each character.
     """
     kind = type(value)
     if kind is bytes or kind is str:
@@ -297,10 +290,7 @@ def _copy_leaf(leaf: Any) -> Any:
 
 
 def copy_views(value: Any) -> Any:
-    """Return ``value`` with copies of arrays that are views of larger memory.
-
-    A pool's item must not keep more memory alive than it uses.
-    """
+    """Return ``value`` with copies of arrays that are views of larger memory, which they keep."""
     return map_leaves(_copy_view, value, PLAIN)
 
 
@@ -424,9 +414,8 @@ def equal(left: Any, right: Any, *, layout: bool = False) -> bool:
     """True if two structures are equal bit for bit, with the same types and dtypes.
 
     Objects of other classes are compared by their ``==`` or, without one, by their attributes.
-    ``layout``: whether keys must have the same order, and tensors the same strides.
-
-    Raises TypeError for an object whose content cannot be seen.
+    ``layout``: whether keys must have the same order, and tensors the same strides. Raises
+    TypeError for an object whose content cannot be seen.
     """
     if type(left) is not type(right):
         return False

@@ -23,10 +23,7 @@ _MEMORY = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usag
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as ``"2GiB"``, ``"500 MB"`` or ``"4096"``.
-
-    Raises ValueError, with examples, for other texts.
-    """
+    """Return the bytes of a size such as ``"2GiB"``, ``"500 MB"`` or ``"9"``, or ValueError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or not unit:
@@ -146,15 +143,11 @@ def no_descriptors() -> str:
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """True if an error says that no file descriptors are left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def thread_busy_ns() -> int:
-    """Return how long this thread has had a processor so far, or waited for one.
-
-    Time in which it waited for locks or reads does not count.
-    """
+    """Return how long this thread has had a processor so far, or waited for one, not for locks."""
     return thread_delay_ns() + time.thread_time_ns()
 
 
@@ -173,10 +166,7 @@ def thread_delay_ns() -> int:
 
 
 def _control_groups() -> tuple[Path, ...]:
-    """Return the folders of this process's control groups (v2 and v1) that limit cores or memory.
-
-    The innermost comes first.
-    """
+    """Return the folders of this process's control groups that limit it, the innermost first."""
     return _folders_of(_read("/proc/self/cgroup"))
 
 

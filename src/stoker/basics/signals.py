@@ -44,7 +44,6 @@ class Deferred:
 
 
 def at_once() -> None:
-    """Raise a Ctrl-C now."""
     signal.raise_signal(signal.SIGINT)
 
 
@@ -96,8 +95,8 @@ def _finalize(guard: list[weakref.ref[Any]], function: Callable[..., object], ar
 def raise_interrupt(error: BaseException) -> None:
     """Raise the Ctrl-C that an exception hides, if there is one.
 
-    A terminal's Ctrl-C ends workers, too: while it passes through PyTorch's loader, PyTorch's
-    handler for dead workers may raise another exception in its place.
+    A terminal's Ctrl-C ends workers, too: PyTorch's handler for dead workers may then raise another
+    exception in its place.
     """
     hidden: BaseException | None = error
     while hidden is not None:
@@ -109,9 +108,8 @@ def raise_interrupt(error: BaseException) -> None:
 def pass_on(error: BaseException) -> None:
     """Raise an exception again if a signal handler raised it, or one of its causes.
 
-    Call this wherever an exception would be attributed to a stage. A handler's exception comes
-    wherever the main thread happens to be, and must reach the code that installed the handler (for
-    a timeout, or a request to stop).
+    Call this wherever an exception would be attributed to a stage: a handler's comes wherever the
+    main thread happens to be, and must reach the code that installed the handler.
     """
     if threading.current_thread() is not threading.main_thread():
         return

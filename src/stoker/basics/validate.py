@@ -18,11 +18,15 @@ def is_number(value: Any) -> TypeGuard[float]:
     return is_whole_number(value) or isinstance(value, (float, np.floating))
 
 
-def names_in(argument: str, value: Any, example: str) -> tuple[str, ...]:
-    """Return the names in a user's list: at least one, and none twice.
+def whole_from(least: int, value: Any, what: str) -> int:
+    """Return a whole number from ``least`` on. Raises ValueError; ``what`` begins its text."""
+    if not is_whole_number(value) or value < least:
+        raise ValueError(f"{what} a whole number from {least}, not {value!r}")
+    return int(value)
 
-    Raises TypeError or ValueError; the message shows the list ``example``.
-    """
+
+def names_in(argument: str, value: Any, example: str) -> tuple[str, ...]:
+    """Return the names in a user's list: one or more, none twice. Raises TypeError, ValueError."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{argument} must be a list of names such as {example}, not {value!r}")
     names = tuple(value)

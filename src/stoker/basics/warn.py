@@ -16,13 +16,13 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the first frame outside this package and the standard library.
-
-    A worker thread has no such frame; the warning then points at the line that warns.
-    """
+    """Warn at the first frame outside this package and the standard library, if there is one."""
     here = sys._getframe(1)
     frame: FrameType | None = here
-    while frame is not None and _is_inside(frame.f_code.co_filename):
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not (path.startswith("<frozen ") or is_inside_package(path) or is_inside_library(path)):
+            break
         frame = frame.f_back
     place = frame or here
     warnings.warn_explicit(
@@ -47,15 +47,9 @@ def say(text: str) -> None:
 
 
 def is_inside_package(path: str) -> bool:
-    """Whether a file of code is stoker's own."""
     return path.startswith(_PACKAGE)
 
 
 def is_inside_library(path: str) -> bool:
-    """Whether a file of code is the standard library's."""
     rest = path.removeprefix(_STANDARD_LIBRARY)
     return rest != path and not rest.startswith(_INSTALLED)
-
-
-def _is_inside(path: str) -> bool:
-    return path.startswith("<frozen ") or is_inside_package(path) or is_inside_library(path)

@@ -301,6 +301,6 @@ def make_leaf(name: LeafName, first: Any, rows: int, allocator: Allocator) -> Le
             out = torch.empty((rows, *first.shape), dtype=first.dtype, device=first.device)
         return TensorLeaf(name, first, out)
     raise UnlikeError(
-        f"{name} is a {type(first).__name__}, which cannot be stacked; turn it into an array "
-        "in a map, or give .batch(collate=...)"
+        f"{name} is of type {type(first).__name__}, which cannot be stacked; turn it into an "
+        "array in a map, or give .batch(collate=...)"
     )

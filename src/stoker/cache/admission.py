@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.basics.generators import GeneratorStates, global_generators
 from stoker.basics.signals import pass_on
-from stoker.transport.codec.encoder import encode
+from stoker.transport.codec import encode
 
 # Repeated readings: a random field that changes in half of the readings is missed once in 256.
 _REPEATS = 8

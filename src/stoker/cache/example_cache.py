@@ -26,8 +26,7 @@ from stoker.cache.location import Limit
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.stats import CacheCounts, CacheStats
-from stoker.transport.codec.decoder import Damaged, UnknownType, decode
-from stoker.transport.codec.encoder import encode
+from stoker.transport.codec import Damaged, UnknownType, decode, encode
 
 # How long a flush waits by default. A user would wait so long without an explanation. Chosen, not
 # measured.

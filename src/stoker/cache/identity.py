@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, content_digest
 from stoker.cache.layout import KEY_BYTES
-from stoker.transport.codec.decoder import array_form
-from stoker.transport.codec.record import BYTES_HEAD
+from stoker.transport.codec import BYTES_HEAD, array_form
 
 _OWN = "stoker."
 # Forms of records; those from ``_ARRAY`` on are arrays of one shape and dtype each.

@@ -1,7 +1,7 @@
 """Ranks that share an epoch compare their pipelines: at the first ``iter()``, after a load and
 after ``set_epoch``.
 
-Parts are disjoint, and steps equal, only if all ranks have the same seed, data set, chain and
+Parts are disjoint, and steps equal, only if all ranks have the same seed, dataset, chain and
 position. Of the data they compare its length, and names or contents of some examples. If the user
 gave no seed, the first rank's is used.
 """
@@ -31,17 +31,12 @@ _SHOWN_LANDMARKS = 16
 def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     """Return the chain with the seed that all ranks share. All ranks call this together.
 
-    Compares nothing if the chain is not sharded, or the user gave rank and world.
+    Compares nothing if the chain is not sharded, or the user gave rank and world. ``place`` is the
+    epoch, and the number of outputs handed out; ``long``: whether ranks may call this late, as they
+    do after an epoch.
 
-    Args:
-        chain: the chain that this rank is about to iterate over.
-        place: its position: the epoch, and the number of outputs handed out.
-        long: whether ranks may call this late, as they do after an epoch.
-
-    Raises:
-        ValueError: ranks' pipelines differ; or there is no seed, and ranks cannot exchange one.
-        StateError: only their positions differ.
-        StokerError: a rank did not call this in time, or is gone.
+    Raises ValueError if pipelines differ, or there is no seed and ranks cannot exchange one;
+    StateError if only their positions differ; StokerError if a rank did not call this in time.
     """
     shard = chain.shard
     if shard is None:
@@ -62,14 +57,9 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
 
 
 def agree_epoch(chain: Chain, order: str, *, long: bool) -> None:
-    """Compare the order that users' functions gave a new epoch on each rank.
+    """Compare the order that users' functions gave a new epoch on each rank, by its digest.
 
-    Args:
-        chain: the chain that this rank iterates over.
-        order: the digest of the epoch's order, if a function decides it; else "".
-        long: whether ranks may call this late, as they do within a step epoch.
-
-    Raises ValueError if they differ, StokerError if a rank did not call this in time.
+    ``long``: as in ``agree``. Raises ValueError if they differ, StokerError as ``agree``.
     """
     group = exchange_among(chain.among) if order and chain.among else None
     if group is None:

@@ -20,9 +20,8 @@ from stoker.schedule import rng
 from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, SourceBase
-from stoker.stages.composite import Stage
+from stoker.sources.over import NumberedSource
 from stoker.stages.stage import ChainStage, ChainView, first_with, followed, not_known
 from stoker.stats import Counts
 
@@ -30,7 +29,8 @@ from stoker.stats import Counts
 class Applied(NamedTuple):
     """A user's stage in a chain."""
 
-    stage: Stage
+    stage: Any
+    """A ``stoker.Stage``."""
     parts: range
     """The numbers of the chain's stages that it is made of."""
 
@@ -39,9 +39,8 @@ class Applied(NamedTuple):
 class Chain(ChainView):
     """A pipeline without its position.
 
-    Attributes:
-        is_seed_open: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
-        applied: the user's stages; a stage comes before the stages that contain it.
+    ``is_seed_open``: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
+    ``applied``: the user's stages, each before the stages that contain it.
     """
 
     is_seed_open: bool = False
@@ -83,13 +82,8 @@ class Chain(ChainView):
         )
         return replace(chain, applied=applied)
 
-    def apply(self, stage: Stage, pipeline: Any) -> Chain:
-        """Return this, the chain of ``pipeline``, with the stages that a user's stage is made of.
-
-        Raises the stage's own errors, and TypeError if it did anything else than add steps.
-        """
-        if not isinstance(stage, Stage):
-            raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
+    def apply(self, stage: Any, pipeline: Any) -> Chain:
+        """Return this, the chain of ``pipeline``, with the stages that make up a user's stage."""
         stage.check(self)
         extended, before, name = stage.lower(pipeline), len(self.stages), stage.describe()
         chain: Any = getattr(extended, "chain", None)
@@ -115,10 +109,7 @@ class Chain(ChainView):
         return self.indexed.lengths() if is_bare and self.indexed is not None else None
 
     def for_measuring(self) -> Chain:
-        """Return this chain for ``.sizes()``: all examples of the source once, in its order.
-
-        Raises ValueError if examples are dropped, repeated or random, or have no numbers.
-        """
+        """Return this chain for ``.sizes()``: all examples of the source once, in its order."""
         if not self.source.is_indexed or self.source.has_own_order:
             what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
             raise CombinationError(f".sizes() measures examples by their numbers: {what}")
@@ -133,14 +124,10 @@ class Chain(ChainView):
         return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
     def with_seed(self, seed: int) -> Chain:
-        """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
 
     def replaying(self, record: Any) -> Chain:
-        """Return this with the decisions of a run, and with its seed unless the user gave one.
-
-        Raises StateError for a damaged record.
-        """
+        """Return this with the decisions of a run, and with its seed unless the user gave one."""
         read = read_record(record, self.most_items())
         chain = self.with_seed(read.seed) if self.is_seed_drawn else self
         return replace(chain, record=read)
@@ -151,10 +138,7 @@ class Chain(ChainView):
         return replace(self, stages=stages, is_seed_open=False)
 
     def with_current_length(self) -> Chain:
-        """Return this with the current length of its source; itself if that has not changed.
-
-        Raises ValueError if a stage, or the source, cannot go on with another length.
-        """
+        """Return this with its source's current length. Raises ValueError if that must stay."""
         source = self.source.with_current_length()
         if source is self.source:
             return self
@@ -163,10 +147,7 @@ class Chain(ChainView):
         return self._over(source)
 
     def with_index(self, field: Any) -> Chain:
-        """Return this with the number of each example in a field.
-
-        Raises TypeError or ValueError if examples have no numbers, or the field cannot be added.
-        """
+        """Return this with each example's number in a field. Raises TypeError or ValueError."""
         source = self.source
         if not isinstance(field, str) or not field:
             raise TypeError(f".with_index() takes the name of a field, not {field!r}")
@@ -212,7 +193,8 @@ class Chain(ChainView):
             return self
         if leg not in self._legs:
             self._legs.clear()
-            self._legs[leg] = self._make_on_leg(leg)
+            stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
+            self._legs[leg] = replace(self, stages=stages, leg=leg)
         return self._legs[leg]
 
     @cached_property
@@ -220,15 +202,8 @@ class Chain(ChainView):
         """The chain of the last leg: the plan of its batches is made once."""
         return {}
 
-    def _make_on_leg(self, leg: EpochRest) -> Chain:
-        stages = tuple(stage.on_leg(leg, self.rank_world[0]) for stage in self.stages)
-        return replace(self, stages=stages, leg=leg)
-
     def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
-        """Return this for another rank, number of ranks, and size of batches.
-
-        Raises ValueError if a pool is smaller than a batch; that or TypeError for what is no size.
-        """
+        """Return this for another rank, number of ranks, and size of batches. Raises ValueError."""
         if (*self.rank_world, self.size_of_batches) == (rank, world, batches):
             return self
         examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
@@ -254,7 +229,6 @@ class Chain(ChainView):
 
     @property
     def shard(self) -> Any:
-        """Its shard stage, or None."""
         return first_with(self.stages, lambda t: t.shards)
 
     @property
@@ -270,14 +244,9 @@ class Chain(ChainView):
 
     @property
     def draws(self) -> bool:
-        """Whether anything is drawn by the seed: an order, a batch, a use, a random map's numbers.
-
-        A mixture counts, whose parts may be shuffled.
-        """
-        each = [stage.traits for stage in self.stages]
-        if self.source.has_own_order or self.plans_batches:
-            return True
-        return any(t.shuffles or t.is_random or t.repeats for t in each)
+        """Whether anything is drawn by the seed; a mixture counts, whose parts may be shuffled."""
+        by_stage = (t.shuffles or t.is_random or t.repeats for t in (s.traits for s in self.stages))
+        return self.source.has_own_order or self.plans_batches or any(by_stage)
 
     def check_skips(self) -> None:
         """Raise ValueError if no batches can be skipped, because what is left depends on time."""
@@ -303,7 +272,6 @@ class Chain(ChainView):
 
     @property
     def packs(self) -> bool:
-        """Whether sequences are joined."""
         return any(stage.traits.joins for stage in self.stages)
 
     @property
@@ -322,8 +290,7 @@ class Chain(ChainView):
 
     @property
     def plans_batches(self) -> bool:
-        """Whether batches, or packed sequences, are planned, so that others go together than follow
-        each other, and epochs may differ in their number."""
+        """Whether batches, or packed sequences, are planned: epochs may differ in their number."""
         return self.orders.rule is not None
 
     def cuts(self, epoch: int) -> PlannedBounds | None:
@@ -400,13 +367,10 @@ class Chain(ChainView):
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_without_echo(self, epoch: int = 0) -> int:
-        """Return the number of outputs that a data epoch would have without echoing.
-
-        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError if it is unknown.
-        """
+    def count_without_echo(self) -> int:
+        """Return the number of outputs that a data epoch would have without echoing."""
         limit = self.data_epoch_steps
-        return self._all_steps(epoch, with_echo=False) if limit is None else limit
+        return self._all_steps(0, with_echo=False) if limit is None else limit
 
     def _all_steps(self, epoch: int, *, with_echo: bool = True, trusts_user: bool = True) -> int:
         count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)
@@ -454,10 +418,7 @@ class Chain(ChainView):
         return self.most_examples() * (1 if self.echo is None else self.echo.max_factor)
 
     def check_start(self) -> None:
-        """Let each stage prepare for an epoch.
-
-        Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
-        """
+        """Let each stage prepare for an epoch. Raises ValueError or StateError if it cannot run."""
         if self.record is not None:
             self.record.check_fits(self.seed, self.signature())
         for stage in self.stages:
@@ -465,5 +426,4 @@ class Chain(ChainView):
         self.source.warn_unsharded(is_sharded=self.shard is not None)
 
     def workers_here(self) -> Workers:
-        """Return the workers: the user's choice, or threads."""
         return self.workers or Workers(resources.default_threads(), grows=True)

@@ -7,10 +7,9 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-from stoker.basics.buffers import Recycler, allocate_aligned
+from stoker.basics.buffers import Recycler
 from stoker.basics.future import start_thread
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.chain import Chain
@@ -42,12 +41,6 @@ _PARENTS_RUNS: list[Run] = []
 workers (a ``DataLoader``'s iterator does that)."""
 
 
-def _allocator(chain: Chain) -> Callable[[int], memoryview]:
-    """Return what allocates the memory of batches."""
-    each = (stage.allocate for stage in chain.stages)
-    return next((allocate for allocate in each if allocate is not None), allocate_aligned)
-
-
 _POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_totals_before")
 """The attributes of a cursor that ``iter()`` changes."""
 
@@ -55,15 +48,14 @@ _POSITION = ("epoch", "position", "_fresh_start", "before", "_skip", "_run", "_t
 class Cursor(EpochPosition):
     """Begins and ends the runs over a pipeline. Shared with its iterators, which may outlive it.
 
-    Args:
-        chain: what is iterated over.
-        recycler: owns the memory of batches, also between epochs.
+    ``recycler`` owns the memory of batches, also between epochs.
     """
 
     def __init__(self, chain: Chain, recycler: Recycler | None = None) -> None:
         super().__init__(chain)
+        own = [stage.allocate for stage in chain.stages if stage.allocate is not None]
         self._recycler = recycler or Recycler(
-            allocate=_allocator(chain), spare_bytes=_SPARE_BYTES, resting_bytes=_RESTING_BYTES
+            allocate=own[0] if own else None, spare_bytes=_SPARE_BYTES, resting_bytes=_RESTING_BYTES
         )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()
@@ -75,7 +67,8 @@ class Cursor(EpochPosition):
         if live is not None:
             live.supersede(SECOND_ITERATOR)
         self._follow(calling_loop())
-        self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
+        at = self.of_epoch().steps if self.is_loaded else 0  # outputs of its epoch before
+        self._agree((self.epoch + (not self._fresh_start), max(at, self._skip)))
         iterator = self._begin_data_epoch()
         self._agree_on_epoch(iterator)
         return iterator
@@ -93,8 +86,7 @@ class Cursor(EpochPosition):
     def _agree(self, place: tuple[int, ...]) -> None:
         """Compare chain and position with other ranks, if that is due.
 
-        Sources that may grow are compared in every epoch: a rank cannot know whether the data of
-        another one has grown.
+        Sources that may grow are compared in every epoch: a rank cannot know of another's data.
         """
         if self._live_run() is None:
             self._measure()
@@ -103,11 +95,6 @@ class Cursor(EpochPosition):
         is_later = self._set_by_epoch or not self._must_agree
         self.chain = agree(self.chain, place, long=is_later)
         self._must_agree = self._set_by_epoch = False
-
-    def _outputs_to(self, skip: int) -> int:
-        """Return the number of outputs of its epoch before the next run."""
-        at = self.of_epoch().steps if self._fresh_start and self.position is not None else 0
-        return max(at, skip)
 
     def _follow(self, loop: TrainingLoop) -> None:
         """Go to the position that a framework's loop expects, though it does not set it itself."""
@@ -168,10 +155,7 @@ class Cursor(EpochPosition):
         return iterator
 
     def _measure(self) -> None:
-        """Update the length of a source that may grow, for the next epoch; pools then begin empty.
-
-        Raises StateError if an epoch with another length is to be resumed.
-        """
+        """Update the length of a source that may grow, for the next epoch; pools begin empty."""
         chain, position = self.chain.with_current_length(), self.position
         if chain is self.chain:
             return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
+from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.iterator import DeferredIterator, PipelineIterator, T
-from stoker.chain.unused_check import UnusedCheck
 from stoker.errors import StateError, StokerError, raised_here
 from stoker.frameworks.queries import (
     calling_loop,
@@ -19,6 +20,38 @@ from stoker.stats import Counts, Uses
 
 if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
+
+
+class UnusedCheck:
+    """Warns if a pipeline that a method returned was dropped unused: pipelines are immutable, so
+    ``train.shuffle()`` without an assignment does nothing.
+
+    ``is_used``: whether the pipeline was asked for anything.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._last: UnusedCheck | None = None
+        self._call = ""
+        self._pipeline: weakref.ref[Any] | None = None
+
+    def note_derived(self, check: UnusedCheck, pipeline: Any, call: str) -> None:
+        """Note the pipeline, with its own check, that a method, ``call``, made of this one."""
+        self._last = check
+        check._call, check._pipeline = call, weakref.ref(pipeline)
+
+    def warn_of_dropped(self) -> None:
+        """Warn, once, if the last pipeline made of this one is gone and was never used."""
+        last, self._last = self._last, None
+        if last is None or last._pipeline is None or last._pipeline() is not None or last.is_used:
+            return
+        warn(
+            f".{last._call} changes nothing in the pipeline that is iterated here: it returned a "
+            "new one, which was dropped. Keep it (train = train.shuffle())"
+        )
+
+    def __reduce__(self) -> tuple[type[UnusedCheck], tuple[()]]:
+        return UnusedCheck, ()  # a copy of a pipeline begins anew, and references cannot be pickled
 
 
 class EpochApi(Generic[T]):
@@ -56,6 +89,10 @@ class EpochApi(Generic[T]):
                 "a pipeline is no iterator: batches = iter(pipeline) begins an epoch, "
                 "next(batches) takes its next batch. pipeline.peek() shows that and leaves it there"
             )
+
+        def __add__(self, _: object) -> NoReturn:
+            """Raise TypeError: ``+`` joins datasets of torch."""
+            raise TypeError("stoker.concat([a, b]) joins pipelines")
 
     def __len__(self) -> int:
         """Return the batches (or examples, without batches) of the running epoch, or the next.
@@ -132,7 +169,7 @@ class EpochApi(Generic[T]):
 
     @property
     def class_names(self) -> list[str]:
-        """The class names of a folder or a data set, in the order of their labels."""
+        """The class names of a folder or a dataset, in the order of their labels."""
         return list(self.chain.source.attribute("class_names"))
 
     def resume_at(self, n: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import whole_from
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import MOVED, PipelineIterator
@@ -26,7 +26,6 @@ from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import DecidedLate, EchoRecord, encode
-from stoker.schedule.epoch_rest import EpochRest
 from stoker.stats import Counts, PoolStats, Stats, Totals, Uses
 
 
@@ -75,10 +74,7 @@ class EpochPosition:
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     def count(self) -> int:
-        """Return the number of outputs of the current epoch, or else of the next one.
-
-        Raises as ``Chain.count`` does.
-        """
+        """Return the number of outputs of the current epoch, or else of the next one."""
         is_next = self._live_run() is None and not self._fresh_start
         return self.next_chain.count(self.epoch + is_next)
 
@@ -88,19 +84,15 @@ class EpochPosition:
         return self._fresh_start and self.position is not None
 
     def set_epoch(self, epoch: Any) -> None:
-        """Set the next epoch; the epoch of a loaded state keeps its position.
-
-        Raises ValueError if ``epoch`` is not a whole number from 0, or only a state leads there.
-        """
-        if not is_whole_number(epoch) or epoch < 0:
-            raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        """Set the next epoch; that of a loaded state keeps its position. Raises ValueError."""
+        epoch = whole_from(0, epoch, "an epoch is")
         if self.is_loaded and epoch == self.epoch:
             self._agree_again()
             return
-        self.chain.source.drawn_before(self.chain.orders.row, int(epoch))
+        self.chain.source.drawn_before(self.chain.orders.row, epoch)
         self._agree_again()
-        self.go_to(int(epoch), None)
-        self.chain.source.set_epoch(int(epoch))
+        self.go_to(epoch, None)
+        self.chain.source.set_epoch(epoch)
 
     def _agree_again(self) -> None:
         """Have ranks compare their pipelines at the next ``iter()``; they may call it late."""
@@ -118,19 +110,15 @@ class EpochPosition:
         self.epoch, self.position, self._fresh_start = epoch, position, True
 
     def resume_at(self, outputs: Any) -> None:
-        """Have the next ``iter()`` begin after ``outputs`` outputs of its epoch.
-
-        Raises ValueError if that is not a whole number from 0.
-        """
-        self._skip = _outputs(outputs)
+        """Have the next ``iter()`` begin after so many outputs of its epoch. Raises ValueError."""
+        self._skip = whole_from(0, outputs, "a number of batches is")
 
     def acknowledge(self, outputs: Any) -> None:
-        """Record that the trainer has finished with ``outputs`` more outputs.
+        """Record that the trainer has finished with ``outputs`` more outputs. Raises ValueError.
 
-        From then on the position counts acknowledged outputs only, in later runs, too. Raises
-        ValueError if more were acknowledged than handed out, or for a wrong argument.
+        From then on the position counts acknowledged outputs only, in later runs, too.
         """
-        outputs = _outputs(outputs)
+        outputs = whole_from(0, outputs, "a number of batches is")
         self._is_acknowledging = True
         run = self._live_run()
         earlier = min(outputs, len(self._pending))
@@ -145,31 +133,21 @@ class EpochPosition:
         """Count all outputs of earlier epochs as acknowledged: a new epoch begins."""
         self._pending.clear()
 
-    def of_epoch(self) -> Counts:
-        """Return the counts of the current epoch alone."""
+    def _at(self) -> Run | Position:
+        """Return how far the current epoch is: its run, or else where that ended."""
         run = self._run
         if run is not None and not run.closed:  # also a parent's: its counts can be read
-            return self._counts(run)
-        return self._counts(self.position or Position())
+            return run
+        return self.position or Position()
+
+    def of_epoch(self) -> Counts:
+        """Return the counts of the current epoch alone."""
+        return self._counts(self._at())
 
     def _counts(self, at: Run | Position) -> Counts:
         """Return the counts of its epoch over all ranks, computed from this rank's counts."""
         own = self.chain.on_leg(at.leg).counts(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
-
-    @property
-    def _leg(self) -> EpochRest | None:
-        """The leg of the current epoch, if other ranks began it."""
-        run = self._run
-        if run is not None and not run.closed:
-            return run.leg
-        return None if self.position is None else self.position.leg
-
-    def _loaded_batches(self) -> int:
-        """Return how many batches of a loader were handed out in the current epoch."""
-        if self._run is not None and not self._run.closed:
-            return self._run.loaded
-        return (self.position or Position()).loaded
 
     def _note(self, run: Run) -> None:
         late = run.late_decisions()
@@ -182,11 +160,7 @@ class EpochPosition:
             self._echo_record = replace(known, epochs={**known.epochs, run.epoch: after})
 
     def where(self) -> tuple[int, Position, Counts]:
-        """Return the current position: the epoch, the position in it, and the counts before it.
-
-        It is after the last acknowledged output; if none was acknowledged, after the last output.
-        After the last output of an epoch it is the beginning of the next.
-        """
+        """Return the current position: the epoch, the position in it, and the counts before it."""
         run = self._run
         is_left = self._live_run() is None and not self._fresh_start
         if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
@@ -278,8 +252,8 @@ class EpochPosition:
     def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
         """Go to the position in a saved state, or in a list of the states of all ranks.
 
-        Raises StateError if the state belongs to another chain or is damaged; without ``elastic``
-        also if the number of ranks or the batch size differs.
+        Raises StateError if it belongs to another chain or is damaged; without ``elastic`` also if
+        the number of ranks or the batch size differs.
         """
         chain = self.chain.with_current_length()
         states = states if isinstance(states, list) else [states]
@@ -299,10 +273,7 @@ class EpochPosition:
         return start
 
     def record(self) -> dict[str, Any]:
-        """Return the decisions of adaptive echoes, and what was late, so far, ready for JSON.
-
-        Raises ValueError without either.
-        """
+        """Return what adaptive echoes decided, and what was late, for JSON. Raises ValueError."""
         if not self.chain.flow.is_adaptive and self.chain.late is None:
             raise ValueError(
                 'there is nothing to record: no .echo("auto") or .late().batch(n) stands in this '
@@ -316,15 +287,13 @@ class EpochPosition:
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""
-        chain, counts = self.chain, self.of_epoch()
-        share = (
-            counts.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
-        )
-        if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
+        chain, at, counts = self.chain, self._at(), self.of_epoch()
+        steps, leg = chain.data_epoch_steps, at.leg
+        share = None if steps is None else counts.steps / steps
+        if isinstance(at, Run) and at.has_handed_out_all:
             return 1.0
         try:
-            fresh = self._loaded_batches() if chain.source.yields_batches else counts.fresh_examples
-            leg = self._leg
+            fresh = at.loaded if chain.source.yields_batches else counts.fresh_examples
             here, before = chain.on_leg(leg), Counts() if leg is None else leg.before
             examples = here.examples_in_batches(self.epoch)
             of_all = (before + here.counts(self.epoch, examples, 0, 0)).fresh_examples
@@ -362,10 +331,3 @@ class EpochPosition:
         if echo is None:
             return None
         return PoolStats(echo.name, held, known.size or echo.pool or 0, known.bytes)
-
-
-def _outputs(number: Any) -> int:
-    """Check a number of outputs that the user gave."""
-    if not is_whole_number(number) or number < 0:
-        raise ValueError(f"a number of batches is a whole number from 0, not {number!r}")
-    return int(number)

@@ -90,7 +90,7 @@ class PipelineIterator(Iterator[T]):
                     ) from None
                 warn(
                     f"the epoch ended after {run.yielded} of the {run.steps} batches that .steps() "
-                    "says: there are no more fresh examples",
+                    "says: there are no more fresh examples"
                 )
             raise
         except BaseException as error:
@@ -98,6 +98,8 @@ class PipelineIterator(Iterator[T]):
                 self.close()
                 if isinstance(error, StageError):
                     error.add_note("The epoch ends here: what follows depends on what failed.")
+            elif isinstance(error, StageError) and isinstance(error, OSError):  # a bad file, mostly
+                error.add_note('The next batch may follow. max_errors="1%" skips such examples.')
             del self, run  # the traceback would keep them, and with them their workers
             if isinstance(error, StokerError):
                 raise raised_here(error) from error.__cause__
@@ -156,9 +158,7 @@ def leave_out(iterator: PipelineIterator[Any], outputs: int) -> None:
 class DeferredIterator(PipelineIterator[T]):
     """An epoch that begins at the first ``next()``: a framework may load a state in between.
 
-    Args:
-        begin: begins the epoch.
-        count: returns the number of its outputs, while it has not begun.
+    ``count`` returns the number of its outputs, while it has not begun.
     """
 
     def __init__(self, begin: Callable[[], PipelineIterator[T]], count: Callable[[], int]) -> None:

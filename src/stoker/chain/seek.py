@@ -27,8 +27,7 @@ from stoker.schedule.batch_plan import PlannedSharding
 from stoker.schedule.epoch_rest import EpochRest, UnreadRanges, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.packing import PackedSharding
-from stoker.schedule.pools.fixed import Pool
-from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
+from stoker.schedule.pools.fixed import Pool, Snapshot, snapshot_steps
 from stoker.stats import Counts
 
 # Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
@@ -38,10 +37,7 @@ _log = logging.getLogger("stoker")
 
 
 def can_jump(chain: Chain) -> bool:
-    """True if arithmetic alone finds the position after a number of outputs.
-
-    That excludes streams and loaders, dropped examples, packed sequences, and pools.
-    """
+    """True if arithmetic alone finds the position after a number of outputs."""
     if chain.packs or (chain.plans_batches and chain.selection.calls_user):
         return False
     return chain.source.is_indexed and not chain.may_leave_out and chain.echo is None
@@ -62,8 +58,7 @@ def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
 def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Counts]:
     """Return how many whole epochs ``outputs`` span, how many outputs are left, and the counts.
 
-    Counts from the beginning of ``epoch``; the counts is that of the whole epochs, over all ranks.
-    Needs ``can_jump``.
+    The counts are those of the whole epochs, over all ranks. Needs ``can_jump``.
     """
     epochs, before, was_empty = 0, Counts(), False
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
@@ -89,10 +84,7 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Count
 
 
 def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize) -> Position | None:
-    """Return the position at an output behind a pool of a fixed factor, by its draws.
-
-    None with another pool, with dropped examples, or while the pool's size is unknown.
-    """
+    """Return the position at an output behind a pool of a fixed factor, by its draws; else None."""
     layer = chain.flow.echo
     if not chain.source.is_indexed or chain.may_leave_out or layer is None:
         return None
@@ -123,11 +115,8 @@ def seek_behind_pool(chain: Chain, epoch: int, number: int, pool_size: PoolSize)
 def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     """Return the state that a chain goes on with: its own rank's, or the start of a new leg.
 
-    Args:
-        states: the states of all ranks, or one of them.
-        chain: the chain of the rank that loads them.
-
-    Raises StateError if one state is not enough, or if other ranks cannot go on with the epoch.
+    ``states`` are those of all ranks, or one of them. Raises StateError if one is not enough, or if
+    other ranks cannot go on with the epoch.
     """
     ranks = _by_rank(states) if len(states) > 1 else None
     first, (rank, world) = states[0], chain.rank_world
@@ -208,9 +197,7 @@ class _RankProgress(NamedTuple):
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSize, int]:
     """Return the first position of a new leg, the pool's size, and the number of lost uses.
 
-    Args:
-        ranks: the states of all ranks that leave the epoch; equal ranks share one.
-        chain: the chain of a rank that goes on with the epoch.
+    ``ranks``: the states of all ranks that leave the epoch; equal ranks share one.
     """
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
@@ -254,13 +241,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, PoolSiz
     )  # fmt: skip
     if by.echo is None or by.echo.is_adaptive:
         return Position(order=at.order, leg=leg), PoolSize(), lost_uses
-    begins = Snapshot(
-        0,
-        held.each,
-        np.arange(held.each),
-        held.of_rank(0).remaining,
-        np.zeros(held.each, bool),
-    )
+    each_of, remaining_of = np.arange(held.each), held.of_rank(0).remaining
+    begins = Snapshot(0, held.each, each_of, remaining_of, np.zeros(held.each, bool))
     size = _pool_size(by.echo, first, chain.batch_size)
     start = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
     return start, size, lost_uses
@@ -341,10 +323,9 @@ def _in_turns(
 
 def _places_of(loaded: Loaded, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
     """Return the places of a mixture at numbers of its row of parts."""
-    indexed = loaded.by.indexed
-    assert indexed is not None
-    row, epoch = loaded.by.orders.row, loaded.epoch
-    return [as_array(indexed.places_of(range(*each), row, epoch)) for each in ranges]
+    by, epoch = loaded.by, loaded.epoch
+    assert by.indexed is not None
+    return [as_array(by.indexed.places_of(range(*r), by.orders.row, epoch)) for r in ranges]
 
 
 def _over(leg: EpochRest | None) -> NDArray[np.int64]:
@@ -353,11 +334,9 @@ def _over(leg: EpochRest | None) -> NDArray[np.int64]:
 
 
 def _whole(by: Chain) -> UnreadRanges:
-    indexed = by.indexed
-    assert indexed is not None
-    return UnreadRanges(
-        [(0, indexed.places(by.orders.row.of_all_ranks()))]
-    )  # what is left out, too
+    assert by.indexed is not None
+    # What is left out, too.
+    return UnreadRanges([(0, by.indexed.places(by.orders.row.of_all_ranks()))])
 
 
 def _pool_size(echo: Any, loaded: Loaded, group: int) -> PoolSize:

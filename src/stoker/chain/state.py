@@ -26,7 +26,7 @@ from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.echoing.stage import DEFAULT_POOL_BATCHES
-from stoker.engine.checkpoint import Bounds, Node, PoolSize, Position
+from stoker.engine.checkpoint import Bounds, PoolSize, Position
 from stoker.engine.flow import Flow, Sift
 from stoker.engine.orders import Orders
 from stoker.engine.survivors import LOST
@@ -52,11 +52,9 @@ older versions."""
 class Loaded:
     """The values of a state.
 
-    Attributes:
-        by: the chain of the rank that saved the state; it may have another rank, number of ranks,
-            or batch size than the chain that loads it.
-        rank: that rank, if ranks' states differ; else None.
-        skip: the outputs of the next epoch that ``resume_at`` leaves out.
+    ``by`` is the chain of the rank that saved it; it may have another rank, number of ranks, or
+    batch size than the one that loads it. ``rank``: that rank, if ranks' states differ. ``skip``:
+    the outputs of the next epoch that ``resume_at`` leaves out.
     """
 
     by: Chain
@@ -81,8 +79,7 @@ def write(
 ) -> dict[str, Any]:
     """Return a state, ready for JSON except for a loader's own state.
 
-    ``handed_out``: the outputs of all step epochs, with ``.repeat()``; else None. ``skip``: as in
-    ``Loaded``.
+    ``handed_out``: the outputs of all step epochs, with ``.repeat()``. ``skip``: as in ``Loaded``.
     """
     leg, outputs = position.leg, chain.steps
     step = position.yielded + (0 if leg is None else leg.before.steps)
@@ -137,10 +134,7 @@ def seal(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(state: Any) -> dict[str, Any]:
-    """Return the fields of a state, and a loader's own state as ``loader``, if it is there.
-
-    Raises StateError for what is no state, is of another format, or is damaged.
-    """
+    """Return the fields of a state, and a loader's own as ``loader``. Raises StateError."""
     if not isinstance(state, dict) or "format" not in state:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
@@ -162,10 +156,10 @@ def unseal(state: Any) -> dict[str, Any]:
 
 
 def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
-    """Read a state for a chain. The seed must be the same if the chain was given one; ranks and the
-    size of batches must be if not ``elastic``.
+    """Read a state for a chain. Raises StateError when it does not fit or is damaged.
 
-    Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
+    The seed must be the same if the chain was given one; ranks and the size of batches must be if
+    not ``elastic``.
     """
     seed = None if chain.is_seed_drawn else chain.seed
     state = unseal(state)
@@ -200,7 +194,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
     if version != _minor(np.__version__):
         warn(
             f"the state was saved under NumPy {state['numpy'][:80]}, this is {np.__version__}: its "
-            "random streams may differ, and then so does the rest of the epoch",
+            "random streams may differ, and then so does the rest of the epoch"
         )
     return loaded
 
@@ -282,10 +276,7 @@ def _minor(version: str) -> list[str]:
 
 
 def _pool_size(saved: Any, flow: Flow) -> PoolSize:
-    """Read the size of the pool.
-
-    Raises KeyError, ValueError or TypeError if the pipeline has no such pool.
-    """
+    """Read the size of the pool."""
     if not saved:
         return PoolSize()
     if flow.echo is None or len(saved) > 1:
@@ -302,10 +293,7 @@ def _pool_size(saved: Any, flow: Flow) -> PoolSize:
 
 
 def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position | None:
-    """Read the position in an epoch of the chain that saved it; None at the beginning.
-
-    Raises StateError, KeyError, ValueError or TypeError for an impossible position.
-    """
+    """Read the position in an epoch of the chain that saved it; None at the beginning."""
     yielded, nested = check_integer(state["yielded"]), "loader" in state
     nodes, flow, leg, steps = _list(state["parts"]), by.flow, by.leg, by.data_epoch_steps
     orders, echo, goes_on = by.orders, flow.echo, flow.carries_pool or leg is not None
@@ -352,7 +340,8 @@ def _position(state: dict[str, Any], by: Chain, pool_size: PoolSize) -> Position
         bounds = Bounds(
             examples, yielded, group, pool_size, in_step, epoch, flow.carries_pool, cuts
         )
-        found.parts = _nodes(nodes, flow, bounds)
+        given = iter(_in_place(nodes, flow))
+        found.parts = [node for layer in flow.layers for node in layer.read(given, bounds)]
         bounds.check(found.uses)
     return found
 
@@ -387,12 +376,6 @@ def _check_iterated(flow: Flow, yielded: int, nested: bool, leg: EpochRest | Non
         raise StateError(
             "the state is in the middle of an epoch that this pipeline cannot make again"
         )
-
-
-def _nodes(saved: list[Any], flow: Flow, bounds: Bounds) -> list[Node | None]:
-    """Read the node of each layer of a flow; each layer reads its own."""
-    nodes = iter(_in_place(saved, flow))
-    return [node for layer in flow.layers for node in layer.read(nodes, bounds)]
 
 
 def _in_place(nodes: list[Any], flow: Flow) -> list[Any]:

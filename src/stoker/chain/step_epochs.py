@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from stoker.basics.signals import finalize
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import whole_from
 from stoker.basics.warn import warn
 from stoker.chain import state
 from stoker.chain.chain import Chain
@@ -66,9 +66,13 @@ class StepEpochs(Cursor):
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
-        self._agree((self.next_step_epoch, max(self._outputs_in_step_epoch(), skip)))
-        self._finish_all()
-        steps = self.chain.steps
+        steps, run = self.chain.steps, self._live_run()
+        done = self.handed_out if steps is None else self.handed_out % steps  # of its step epoch
+        self._agree((self.next_step_epoch, max(done, skip)))
+        # All outputs of earlier step epochs count as acknowledged.
+        self._pending.clear()
+        if run is not None and run.history.late:
+            run.history.acknowledge(run.history.late)
         end = None if steps is None else (self.handed_out // steps + 1) * steps
         rest = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
@@ -93,16 +97,8 @@ class StepEpochs(Cursor):
             return 0
         return self.handed_out // steps if self._goes_on else -(-self.handed_out // steps)
 
-    def _outputs_in_step_epoch(self) -> int:
-        """Return the outputs of its step epoch before the next ``iter()``."""
-        steps = self.chain.steps
-        return self.handed_out % steps if steps is not None else self.handed_out
-
     def next(self) -> Any:
-        """Return the next output, of the current data epoch or of the next one.
-
-        Raises StokerError if the data is empty.
-        """
+        """Return the next output, of the current data epoch or of the next one."""
         for _ in range(3):  # the first may be at its end, and the second may be left early
             if self._data_epoch is None:
                 self._data_epoch = self._begin_data_epoch()
@@ -211,12 +207,8 @@ class StepEpochs(Cursor):
     # -- going elsewhere
 
     def set_epoch(self, epoch: Any) -> None:
-        """Set the next step epoch.
-
-        Raises ValueError for a wrong argument, and for a step epoch that only its state leads to.
-        """
-        if not is_whole_number(epoch) or epoch < 0:
-            raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
+        """Set the next step epoch. Raises ValueError for one that only its state leads to."""
+        epoch = whole_from(0, epoch, "an epoch is")
         self._agree_again()
         live = self._live_step_epoch()
         if live is not None:
@@ -226,21 +218,18 @@ class StepEpochs(Cursor):
         steps = self.chain.steps
         if epoch and (steps is None or not can_jump(self.chain)):
             raise ValueError(
-                f"under .repeat() epoch {epoch} begins at the end of epoch {int(epoch) - 1}, and "
+                f"under .repeat() epoch {epoch} begins at the end of epoch {epoch - 1}, and "
                 "that position is not known: load a state"
             )
         self.before = Counts()
         self.go_to(0, None)
         self.before = Counts()
         self.handed_out = 0
-        self._advance(int(epoch) * (steps or 0))
+        self._advance(epoch * (steps or 0))
         self._goes_on = False
 
     def _advance(self, outputs: int) -> int:
-        """Move the position forward by ``outputs`` outputs of step epochs.
-
-        Returns how many of them must be made and dropped, because arithmetic cannot skip them.
-        """
+        """Go forward by ``outputs`` outputs; return how many must be made and dropped for it."""
         steps, chain = self.chain.steps, self.chain
         done = self.handed_out % steps if steps and self._goes_on else 0
         if done > outputs:
@@ -297,24 +286,14 @@ class StepEpochs(Cursor):
     def _forget_pending(self) -> None:
         """Do nothing: a trainer may acknowledge them after the next data epoch has begun."""
 
-    def _finish_all(self) -> None:
-        """Count all outputs of earlier step epochs as acknowledged: a new one begins."""
-        self._pending.clear()
-        run = self._live_run()
-        if run is not None and run.history.late:
-            run.history.acknowledge(run.history.late)
-
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps
         if self._asked_to_skip() and not self._goes_on:  # as ``begin`` counts
             return self.next_step_epoch * (steps or 0)
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._pending)
-        return (
-            -(-finished // steps) * steps
-            if steps and calling_loop().has_ended_epoch()
-            else finished
-        )
+        has_ended = bool(steps) and calling_loop().has_ended_epoch()
+        return -(-finished // steps) * steps if steps and has_ended else finished
 
     def _asked_to_skip(self) -> int:
         return 0 if self._live_step_epoch() is not None or self._pending else self._skip

@@ -26,8 +26,7 @@ from stoker.cache.store_dir import boot_id
 from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.errors import CacheError, CacheWarning
-from stoker.transport.address import split_address
-from stoker.transport.link import Buffer, Link, LinkError
+from stoker.transport.link import Buffer, Link, LinkError, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.secret import Secret
 

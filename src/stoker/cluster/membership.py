@@ -18,8 +18,7 @@ from stoker.cluster.cache_connection import CacheConnection, SpecRefused
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.owners import Member
 from stoker.errors import CacheError, CacheWarning
-from stoker.transport.address import split_address
-from stoker.transport.link import LinkError
+from stoker.transport.link import LinkError, split_address
 
 # The first wait; it doubles each time. A node that was only busy is tried again within a batch or
 # two. Chosen, not measured.

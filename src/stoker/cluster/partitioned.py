@@ -28,7 +28,7 @@ from stoker.cluster.owners import OwnerMap
 from stoker.cluster.remote_node import Found, PendingGet, RemoteNode, key_of
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts, CacheStats
-from stoker.transport.codec.decoder import UnknownType, decode
+from stoker.transport.codec import UnknownType, decode
 
 Join = Callable[[CacheSpec, Limit, str | None], Membership]
 """Joins the cluster of a specification. The limit and the folder are those of a new store on this

@@ -29,7 +29,7 @@ from stoker.cluster.membership import Members
 from stoker.cluster.owners import Member
 from stoker.cluster.torchrun import Started
 from stoker.errors import CacheError, StokerError
-from stoker.transport.address import join_address, split_address
+from stoker.transport.link import join_address, split_address
 from stoker.transport.ray_session import (
     check_installed,
     end_with_raylet,

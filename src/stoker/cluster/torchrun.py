@@ -25,7 +25,7 @@ from stoker.cluster.membership import Members, has_moved
 from stoker.cluster.owners import Member
 from stoker.distributed.store_exchange import RankExchange, TorchStore
 from stoker.errors import CacheError, StokerError
-from stoker.transport.address import join_address, local_host_towards
+from stoker.transport.link import join_address, local_host_towards
 from stoker.transport.secret import new_token
 
 WAIT_S = 300.0

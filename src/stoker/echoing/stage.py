@@ -23,7 +23,7 @@ from stoker.echoing.stream import EchoStream, FixedEcho, PoolStart
 from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import PolledStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.rank import process_group
 from stoker.schedule import rng

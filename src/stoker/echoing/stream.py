@@ -13,12 +13,11 @@ from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.flow import Own
 from stoker.engine.items import EpochCounters, Item, Lent, PolledStream, RepeatingStream
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.workers.threads import WorkerPool
-from stoker.schedule.pools import adaptive, fixed_snapshot
+from stoker.schedule.pools import adaptive, fixed
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot
-from stoker.schedule.pools.fixed import Draw, Pool
-from stoker.schedule.pools.fixed_snapshot import Snapshot
+from stoker.schedule.pools.fixed import Draw, Pool, Snapshot
 
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
@@ -43,7 +42,7 @@ class PoolStart(Node, tag="echo"):
         fits = {"size": size, "group": bounds.pool_group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:
-            snapshot = fixed_snapshot.unpack(saved, counts=echo.counts, **fits)
+            snapshot = fixed.unpack(saved, counts=echo.counts, **fits)
             bounds.pass_pool(echo.count(most), None if exact is None else echo.count(exact))
         else:
             earlier, before = (bounds.epoch * most, size) if bounds.carries_pool else (0, 0)
@@ -65,7 +64,7 @@ class PoolStart(Node, tag="echo"):
         json = (
             adaptive.pack(snapshot)
             if isinstance(snapshot, AdaptiveSnapshot)
-            else fixed_snapshot.pack(snapshot)
+            else fixed.pack(snapshot)
         )
         return {"kind": "echo", "items": self.items, **json}
 

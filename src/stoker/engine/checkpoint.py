@@ -1,18 +1,8 @@
-"""Checkpoint and resume: the position of an epoch, and how its streams save and restore it.
+"""The position in an epoch, and the nodes that its streams save in it.
 
-The streams of an epoch form a row: each has an ``upstream``, which it takes its items from. Saving
-and resuming call them one after another, from the consumer to the source:
-
-- ``resume_point``: each returns its node, which says how to make an output again, and the number of
-  the oldest input that this needs. So a pool's snapshot reaches back to the oldest item in the pool
-  behind it, because that item will be made again.
-- ``forget``: each drops data that only a resume at earlier outputs would need.
-- ``resume``: each goes to an output by its node, and returns its request to its upstream. Some then
-  make outputs again (``catch_up``), from the source to the consumer.
-
-A state is a list of such nodes. The file of a stream writes and reads its node, and checks it
-against the numbers that are possible there (``Bounds``) before anything is made of it. ``resume``
-checks that nodes fit each other.
+A state is a list of nodes. The file of a stream writes and reads its node, and checks it against
+the numbers that are possible there (``Bounds``) before anything is made of it. ``resume``
+(``engine/items.py``) checks that nodes fit each other.
 
 A loader that has a state of its own is asked for it behind every batch. A position in its epoch is
 that state; there are no nodes, and pools begin empty.
@@ -23,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -206,99 +196,6 @@ class UpstreamRequest:
             frozenset(i for n in self.again for i in range(start(n), start(n + 1))),
             self.loaded,
         )
-
-
-class PlanningLock(Protocol):
-    """The planning lock (``engine/items.py``)."""
-
-    def is_held(self) -> bool: ...
-
-
-class Resumable:
-    """A stream, as an element of the row from the consumer back to the source.
-
-    The methods here suit an element that keeps nothing and passes on each input once. They are
-    called with the planning lock held, or before anything is planned.
-
-    Attributes:
-        keeps: whether it has a node in a state.
-        upstream: the element that its inputs come from; None at the head.
-    """
-
-    keeps: ClassVar[bool] = False
-    upstream: Resumable | None = None
-
-    def resume_point(self, output: int) -> tuple[Node | None, int]:
-        """Return its node for a resume at this output, and the oldest input that this needs.
-
-        The node is None before it has begun.
-        """
-        return None, output
-
-    def forget_before(self, output: int) -> int:
-        """Drop data that only a resume at earlier outputs would need.
-
-        Return the oldest input that this output needs.
-        """
-        return self.resume_point(output)[1]
-
-    def resume(self, node: Any, request: UpstreamRequest) -> UpstreamRequest:
-        """Go to the requested output by a node; return the request to the upstream.
-
-        Raises StateError if the node does not fit the request.
-        """
-        return request
-
-    def catch_up(self) -> None:
-        """Make requested outputs again; everything upstream is in place by now."""
-
-    def clear(self) -> None:
-        """Drop all items; the run is over."""
-
-
-def row(last: Resumable | None) -> list[Resumable]:
-    """Return streams and inputs from the last one to the head."""
-    found = []
-    while last is not None:
-        found.append(last)
-        last = last.upstream
-    return found
-
-
-def resume_points(last: Resumable, yielded: int, planning: PlanningLock) -> list[Node | None]:
-    """Return the nodes for a resume at ``yielded``: none if a pool has not begun yet."""
-    assert planning.is_held()
-    nodes: list[Node | None] = []
-    oldest = yielded
-    for each in row(last):
-        node, oldest = each.resume_point(oldest)
-        if each.keeps:
-            if node is None:
-                return []
-            nodes.append(node)
-    return nodes[::-1]
-
-
-def forget(last: Resumable, yielded: int, planning: PlanningLock) -> None:
-    """Drop data that only a resume before output ``yielded`` would need."""
-    assert planning.is_held()
-    oldest = yielded
-    for each in row(last):
-        oldest = each.forget_before(oldest)
-
-
-def resume(last: Resumable, position: Position) -> None:
-    """Bring new streams to a position.
-
-    Raises StateError if its nodes do not fit each other.
-    """
-    done = position.yielded
-    request, nodes = UpstreamRequest(done, done, done, loaded=position.loaded), list(position.parts)
-    streams = row(last)
-    for each in streams:
-        request = each.resume(nodes.pop() if each.keeps and nodes else None, request)
-    for each in reversed(streams):
-        each.catch_up()
 
 
 def damage_error(what: str) -> StateError:

@@ -8,31 +8,27 @@ alone plans and does their work.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.generators import SeededGenerator
-from stoker.engine.checkpoint import row
 from stoker.engine.flow import Own
+from stoker.engine.heads import Prefetcher, SequentialStream
 from stoker.engine.items import (
     EpochCounters,
     Item,
     Planning,
     PulledStream,
     RepeatingStream,
-    SequentialStream,
     Stream,
+    row,
 )
-from stoker.engine.padding_mask import PaddingMask
-from stoker.engine.prefetch import Prefetcher
 from stoker.engine.segments.granularity import FOLLOWED_BATCHES, Granularity
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.segments.stream import SegmentStream
-from stoker.engine.setup import EpochSetup, StreamContext
+from stoker.engine.setup import EpochSetup, PaddingMask, StreamContext
 from stoker.engine.survivors import SkipLog
 from stoker.engine.work.segment import Segment
 from stoker.engine.work.work import Work
@@ -160,9 +156,17 @@ class EpochStreams:
                 epoch = self._epoch - back
                 order = flow.orders.order(self._seed, epoch)
                 self._earlier[back] = self._work(flow.segments[0], epoch, order), order
-        orders = {back: order for back, (_, order) in self._earlier.items()}
+        orders, examples = (
+            {back: order for back, (_, order) in self._earlier.items()},
+            self._examples,
+        )
+
+        def index_before(ordinal: int) -> int:
+            back, there = divmod(ordinal, examples)
+            return int(orders[-back].span(there, there + 1)[0])
+
         for work in self._works.values():
-            work.index_before = functools.partial(_index_before, orders, self._examples)
+            work.index_before = index_before
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for segments on a device."""
@@ -278,17 +282,6 @@ class EpochStreams:
                 rest.callback(self._reader.close)  # releases workers that wait for it
             for pool in self._worker_pools:
                 rest.callback(pool.shut)  # runs first
-
-
-def _index_before(orders: Mapping[int, EpochIndices], examples: int, ordinal: int) -> int:
-    """Return the index of a fresh example of an earlier epoch; its ordinal is below 0.
-
-    Args:
-        orders: the orders of earlier epochs, by the number of epochs since.
-        examples: the examples of an epoch on this rank.
-    """
-    back, there = divmod(ordinal, examples)
-    return int(orders[-back].span(there, there + 1)[0])
 
 
 def _refuse_threads(segment: Segment, held: list[list[SeededGenerator]]) -> None:

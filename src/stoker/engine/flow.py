@@ -22,10 +22,9 @@ from stoker.engine.items import Stream
 from stoker.engine.orders import Orders
 from stoker.engine.skip import RAISE, Budget
 from stoker.engine.survivors import FilteredStream, FilterRecord
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.cached import Cached
 from stoker.engine.work.segment import Behind, Segment
-from stoker.engine.work.step import RowStep, Stack
+from stoker.engine.work.step import RowStep, Stack, WorkAddress
 from stoker.sources.origin import IndexedSource, SourceBase
 
 

@@ -4,6 +4,16 @@ The order is decided on integers, by one thread at a time, which holds ``Plannin
 computes the values. So the order never depends on timing, and any item can be made again from its
 number, after a resume.
 
+The streams of an epoch form a row: each has an ``upstream``, which it takes its items from. Saving
+and resuming call them one after another, from the consumer to the source:
+
+- ``resume_point``: each returns its node, which says how to make an output again, and the number of
+  the oldest input that this needs. So a pool's snapshot reaches back to the oldest item in the pool
+  behind it, because that item will be made again.
+- ``forget_before``: each drops data that only a resume at earlier outputs would need.
+- ``resume``: each goes to an output by its node, and returns its request to its upstream. Some then
+  make outputs again (``catch_up``), from the source to the consumer.
+
 The planner is a worker that plans a step ahead, or the consumer if the window is empty or work is
 done inline. A worker never waits for the lock, because its holder may be waiting for a task of
 this worker (deadlock). For the same reason it never waits for values: ``Planning.may_block`` is
@@ -17,13 +27,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from stoker.basics import resources
-from stoker.engine.checkpoint import Node, Resumable
-from stoker.engine.workers.tasks import Task
+from stoker.engine.checkpoint import Node, Position, UpstreamRequest
+from stoker.engine.workers.threads import Task
 from stoker.schedule.echo_record import DecidedLate, Decisions
 
 
@@ -172,16 +182,22 @@ class Planning:
             self.may_block = may_block
 
 
-class Stream(Resumable, ABC):
+class Stream(ABC):
     """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
+    Those that resume suit a stream that keeps nothing and passes on each input once.
+
     Attributes:
+        keeps: whether it has a node in a state.
+        upstream: the stream that its inputs come from; None at the head.
         total: how many items an epoch has; None if only its end tells.
         blocking: whether it is read in the calling thread, so that no work is done ahead.
         follows: whether the next item is decided on request, by the number of ready inputs.
         is_fed: whether a pool may stand in front, which decides by what it is asked for.
     """
 
+    keeps: ClassVar[bool] = False
+    upstream: Stream | None = None
     total: int | None = None
     blocking = False
     follows = False
@@ -200,6 +216,33 @@ class Stream(Resumable, ABC):
     def recompute(self, number: int) -> Item:
         """Make an item once more; below 0 one of an earlier epoch, if pools are carried."""
 
+    def resume_point(self, output: int) -> tuple[Node | None, int]:
+        """Return its node for a resume at this output, and the oldest input that this needs.
+
+        The node is None before it has begun.
+        """
+        return None, output
+
+    def forget_before(self, output: int) -> int:
+        """Drop data that only a resume at earlier outputs would need.
+
+        Return the oldest input that this output needs.
+        """
+        return self.resume_point(output)[1]
+
+    def resume(self, node: Any, request: UpstreamRequest) -> UpstreamRequest:
+        """Go to the requested output by a node; return the request to the upstream.
+
+        Raises StateError if the node does not fit the request.
+        """
+        return request
+
+    def catch_up(self) -> None:  # noqa: B027 most have nothing to make
+        """Make requested outputs again; everything upstream is in place by now."""
+
+    def clear(self) -> None:  # noqa: B027 nor to drop
+        """Drop all items; the run is over."""
+
     @property
     def end(self) -> int | None:
         """The number of items in the epoch; None until its end is known."""
@@ -217,6 +260,51 @@ class Stream(Resumable, ABC):
     def stats(self) -> dict[str, Any]:
         """Return its fields of ``Stats``."""
         return {}
+
+
+def row(last: Stream | None) -> list[Stream]:
+    """Return the streams from the last one to the head."""
+    found = []
+    while last is not None:
+        found.append(last)
+        last = last.upstream
+    return found
+
+
+def resume_points(last: Stream, yielded: int, planning: Planning) -> list[Node | None]:
+    """Return the nodes for a resume at ``yielded``: none if a pool has not begun yet."""
+    assert planning.is_held()
+    nodes: list[Node | None] = []
+    oldest = yielded
+    for each in row(last):
+        node, oldest = each.resume_point(oldest)
+        if each.keeps:
+            if node is None:
+                return []
+            nodes.append(node)
+    return nodes[::-1]
+
+
+def forget(last: Stream, yielded: int, planning: Planning) -> None:
+    """Drop data that only a resume before output ``yielded`` would need."""
+    assert planning.is_held()
+    oldest = yielded
+    for each in row(last):
+        oldest = each.forget_before(oldest)
+
+
+def resume(last: Stream, position: Position) -> None:
+    """Bring new streams to a position.
+
+    Raises StateError if its nodes do not fit each other.
+    """
+    done = position.yielded
+    request, nodes = UpstreamRequest(done, done, done, loaded=position.loaded), list(position.parts)
+    streams = row(last)
+    for each in streams:
+        request = each.resume(nodes.pop() if each.keeps and nodes else None, request)
+    for each in reversed(streams):
+        each.catch_up()
 
 
 class PolledStream(Stream):
@@ -368,60 +456,6 @@ class DrivenStream(PulledStream):
     def peek(self) -> Item | None:
         self._next_item = self.pull()
         return self._next_item
-
-
-class SequentialStream(DrivenStream):
-    """The stream at the head of a flow: a source that is read one item after another.
-
-    The source is read when an item is taken, so at most one item is ready: one that was peeked at.
-    """
-
-    is_full = False
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        return min(count, int(self._next_item is not None)), False
-
-    def wait_for(self, count: int) -> None:
-        """Do nothing."""
-
-    def ready_since(self) -> tuple[int, int | None]:
-        return 0, None
-
-    def recompute(self, number: int) -> Item:
-        """Refuse: states that would need this are refused before."""
-        raise AssertionError("what can only be iterated cannot be made again")
-
-    @abstractmethod
-    def has_ended(self) -> bool:
-        """True if the source is exhausted. An item or error that this reads comes next."""
-
-    def loaded_with(self, item: Item, loaded: int) -> int:
-        """Return the number of a loader's batches that are handed out with ``item``."""
-        return loaded
-
-    @abstractmethod
-    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        """Return the source's own state after so many examples and batches, or None.
-
-        Also return the number of reads before that state.
-        """
-
-    def forget_states(self, fresh: int, loaded: int) -> None:
-        """Drop the states after fewer examples, and after fewer batches of a loader."""
-
-    def has_raised(self, error: BaseException) -> bool:
-        """True if the source raised this error, and may go on. True only once for each error."""
-        return False
-
-    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how far the consumer got, or that the pass ``ended`` by itself.
-
-        It may have been read further.
-        """
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Interrupt another thread that waits for the source, if possible."""
 
 
 class DoneTask:

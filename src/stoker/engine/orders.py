@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stoker.engine.work.address import WorkAddress
+from stoker.engine.work.step import WorkAddress
 from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.batch_plan import BatchRule, Planned, PlannedSharding
 from stoker.schedule.packing import PackedSharding, PackRule

@@ -18,13 +18,12 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.process import OwningProcess
 from stoker.basics.warn import warn
-from stoker.engine import checkpoint
 from stoker.engine.checkpoint import Position
 from stoker.engine.epoch import EpochStreams
 from stoker.engine.history import HandedOut, History
-from stoker.engine.items import Item, RepeatingStream
+from stoker.engine.items import Item, RepeatingStream, forget, resume, resume_points
 from stoker.engine.setup import EpochSetup
-from stoker.engine.work.failure import ENDED, Failure, Rejected
+from stoker.engine.work.step import ENDED, Failure, Rejected
 from stoker.engine.workers.cost import worker_time
 from stoker.errors import StageError, StateError, StokerError
 from stoker.schedule.echo_record import DecidedLate, Decisions
@@ -92,7 +91,7 @@ class Run:
                     "(set_epoch)"
                 )
             if position.yielded or position.parts:
-                checkpoint.resume(streams.last, position)
+                resume(streams.last, position)
             if setup.carried:
                 assert streams.echo is not None
                 streams.echo.adopt(setup.carried)
@@ -352,7 +351,7 @@ class Run:
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._streams.last, oldest.yielded, self._planning)
+            forget(self._streams.last, oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -390,7 +389,7 @@ class Run:
                 at.yielded,
                 at.uses,
                 at.fresh,
-                checkpoint.resume_points(self._streams.last, at.yielded, self._planning),
+                resume_points(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 order=self.order_digest,
@@ -475,7 +474,8 @@ class Run:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
             sharing = 1 if pool.remote else pool.active
             spent = worker_time(tally.spent, self._setup.autotuner.costs, sharing)
-        ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
+        last = self._segments[-1] if self._segments else None
+        ready, size = (0, 0) if last is None else (last.ready_since()[0], last.ahead())
         ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
         worked_s = sum(stage.seconds for stage in stages)
         return Stats(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.engine.checkpoint import PoolSize, Position
 from stoker.engine.flow import Flow, Own
-from stoker.engine.items import EpochCounters, Item, Planning, SequentialStream
-from stoker.engine.padding_mask import PaddingMask
+from stoker.engine.items import EpochCounters, Item, Planning
 from stoker.engine.survivors import SkipLog
-from stoker.engine.work.address import WorkAddress
+from stoker.engine.work.step import WorkAddress
 from stoker.engine.workers.make import KeptWorkers, Workers
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.errors import StageError
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_rest import EpochRest
-from stoker.sources.origin import SourceBase
+from stoker.schedule.sharding import PaddedSharding
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,41 @@ class EpochSetup:
     record: RunRecord | None = None
 
 
+class PaddingMask:
+    """Adds a mask to batches, under a name: which of their rows are examples.
+
+    It does so to what the consumer, or the way to a device, takes: behind all maps and workers, so
+    that none of them sees it, and no cache keeps it.
+
+    Args:
+        name: of the field.
+        deal: says what is padding.
+    """
+
+    def __init__(self, name: str, deal: PaddedSharding) -> None:
+        self._name = name
+        self._deal = deal
+
+    def added(self, batch: Any, number: int, start: int, stop: int) -> Any:
+        """Return a batch with the mask, ``bool [n]``: a tensor where it has tensors.
+
+        Args:
+            batch: the batch; ``number``: its own in the epoch.
+            start, stop: which of the rank's rows are in it.
+
+        Raises StageError where they have such a field.
+        """
+        valid: Any = self._deal.valid(start, stop)
+        if any(map(pytree.is_tensor, pytree.leaves(batch))):
+            import torch
+
+            valid = torch.from_numpy(valid)
+        try:
+            return pytree.with_field(batch, self._name, valid)
+        except ValueError as error:
+            raise StageError(f"shard(mask={self._name!r})", error, batch=number) from error
+
+
 @dataclass(frozen=True)
 class StreamContext:
     """What a stream may know of the epoch that it is made for.
@@ -87,14 +122,3 @@ class StreamContext:
     def leg(self) -> EpochRest | None:
         """The leg of the epoch, if other ranks took it over; else None."""
         return self.setup.flow.orders.selection.leg
-
-
-class HeadSource(SourceBase):
-    """A source that is iterated: of examples, or of ready batches."""
-
-    @abstractmethod
-    def head(self, setup: EpochSetup, tally: EpochCounters) -> SequentialStream:
-        """Begin a pass of an epoch; ``tally`` counts time.
-
-        Raises StateError if it cannot begin where it should.
-        """

@@ -37,9 +37,9 @@ from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, d
 from stoker.engine.items import Item, PolledStream, WouldBlock
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.skip import RAISE, Budget
-from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.segment import Segment
-from stoker.engine.workers.tasks import Task
+from stoker.engine.work.step import Failure, Rejected
+from stoker.engine.workers.threads import Task
 from stoker.errors import Skip, StageError, TooManyErrors, describe_error
 
 

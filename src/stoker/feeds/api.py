@@ -47,9 +47,9 @@ def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> 
     (``pip install cryptography``).
     """
     from stoker.feeds import remote
+    from stoker.feeds.client import open_feed
     from stoker.feeds.connection import FeedAddress
-    from stoker.feeds.feed_source import open_feed
-    from stoker.feeds.local_socket import check_name, connect_within
+    from stoker.feeds.local_feeds import check_name, connect_within
 
     if remote.is_url(name):
         _, remote_name = remote.split_url(name)
@@ -113,12 +113,16 @@ def feed(
     installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feeds.autostart import FeedSettings, check_not_in_feeder, connect_or_start
+    from stoker.feeds.client import open_feed
     from stoker.feeds.connection import FeedAddress
-    from stoker.feeds.feed_source import open_feed
-    from stoker.feeds.local_socket import check_name
+    from stoker.feeds.local_feeds import (
+        FeedSettings,
+        check_name,
+        check_not_in_feeder,
+        connect_or_start,
+    )
     from stoker.feeds.ray_feeder import connect_in_cluster
-    from stoker.transport.address import split_address
+    from stoker.transport.link import split_address
 
     check_name(name)
     _check_settings(jobs, staging, timeout_s)

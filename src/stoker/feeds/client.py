@@ -1,4 +1,4 @@
-"""A job's client of a feed: the epochs that it receives, and its position in them.
+"""A job's client of a feed: the epochs that it receives, its position in them, and its sources.
 
 If a feeder dies, its jobs connect to another or start one. They send their positions, and the seed
 and signature of the old feeder. The new feeder waits a moment for the others before it begins.
@@ -18,24 +18,17 @@ from typing import Any
 
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import finalize
+from stoker.chain.chain import Chain
+from stoker.distributed.unsharded import warn_unsharded_feed
 from stoker.errors import FeedError, StateError
 from stoker.feeds import messages
 from stoker.feeds.connection import FeedAddress, FeederConnection, Interrupted, Leases, damage_error
-from stoker.feeds.messages import (
-    Begin,
-    End,
-    EpochRequest,
-    Evicted,
-    Failed,
-    ItemMessage,
-    Leave,
-    Malformed,
-    Refused,
-    Welcome,
-)
-from stoker.feeds.payload import from_payload
-from stoker.feeds.shared_memory import Stale, map_block
-from stoker.transport.codec.decoder import UnknownType
+from stoker.feeds.shared_memory import Stale, from_payload, map_block
+from stoker.pipeline import Pipeline
+from stoker.sources.origin import SourceBase
+from stoker.stages.iterable import IterableSource
+from stoker.stages.loader import LoaderSource
+from stoker.transport.codec import UnknownType
 
 
 class FeedClient:
@@ -62,7 +55,7 @@ class FeedClient:
         self._epoch: weakref.ref[FeedEpoch] | None = None
         self._descriptors: list[int] = []  # of the last item's blocks
         self._connect(None)
-        self.welcome: Welcome = self._connection.welcome
+        self.welcome: messages.Welcome = self._connection.welcome
 
     def __iter__(self) -> FeedEpoch:
         """Begin the next epoch, or continue at a loaded state."""
@@ -144,19 +137,19 @@ class FeedClient:
         self._is_in_epoch = False
         message: Any = None
         try:
-            while not isinstance(message, Begin):
-                if message is None or isinstance(message, Evicted):
+            while not isinstance(message, messages.Begin):
+                if message is None or isinstance(message, messages.Evicted):
                     self._request_id += 1
                     self._connection.send(
-                        EpochRequest(self._request_id, *(self.position or (None, 0)))
+                        messages.EpochRequest(self._request_id, *(self.position or (None, 0)))
                     )
-                elif isinstance(message, Failed):
+                elif isinstance(message, messages.Failed):
                     raise FeedError(message.reason)
                 else:
                     raise self.damage_error(f"it sent {type(message).__name__} instead of Begin")
                 message = self.next_message(interrupt)
         except BaseException:  # otherwise the feeder would wait for a job that has given up
-            self._connection.send(Leave())
+            self._connection.send(messages.Leave())
             raise
         start = message.epoch, message.number
         if self.welcome.is_repeatable and self.position not in (None, start):
@@ -173,21 +166,24 @@ class FeedClient:
         while True:
             try:
                 message, descriptors = self._connection.receive(interrupt)
-            except Malformed as error:
+            except messages.Malformed as error:
                 raise self.damage_error(str(error)) from None
             if message is None:
                 self._replace_feeder()
                 return None
             self._descriptors += descriptors
-            if isinstance(message, (Welcome, Refused)) or message.request_id > self._request_id:
+            if (
+                isinstance(message, (messages.Welcome, messages.Refused))
+                or message.request_id > self._request_id
+            ):
                 raise self.damage_error(f"it sent {type(message).__name__} without a request")
             if message.request_id == self._request_id:
                 return message
-            if isinstance(message, ItemMessage):  # of an epoch that this job has left
+            if isinstance(message, messages.ItemMessage):  # of an epoch that this job has left
                 self._close_descriptors()
                 self._leases.release(message.lease)
 
-    def load_item(self, item: ItemMessage) -> Any:
+    def load_item(self, item: messages.ItemMessage) -> Any:
         """Return the value of the last received item.
 
         Raises Stale if its memory is already reused; FeedError if it is damaged, or if it needs a
@@ -231,7 +227,7 @@ class FeedClient:
         """Leave an epoch early, and move the position to the next epoch."""
         if self._is_in_epoch and self.position is not None:
             self.end_epoch(self.position[0])
-            self._connection.send(Leave())
+            self._connection.send(messages.Leave())
 
     def damage_error(self, how: str) -> FeedError:
         """Close the connection to this feeder; return the error to raise."""
@@ -338,16 +334,16 @@ class FeedEpoch(Iterator[Any]):
         client = self._client
         client.release_leases()
         message = client.next_message(self._waker.read)
-        if message is None or isinstance(message, Evicted):
+        if message is None or isinstance(message, messages.Evicted):
             client.request_epoch(self._waker.read)
-        elif isinstance(message, ItemMessage):
+        elif isinstance(message, messages.ItemMessage):
             self._load(message)
-        elif isinstance(message, Begin):
+        elif isinstance(message, messages.Begin):
             raise client.damage_error("it sent Begin in the middle of an epoch")
         else:
             self._end(message)
 
-    def _load(self, item: ItemMessage) -> None:
+    def _load(self, item: messages.ItemMessage) -> None:
         client = self._client
         assert client.position is not None
         epoch, number = client.position
@@ -364,18 +360,18 @@ class FeedEpoch(Iterator[Any]):
         except Stale:  # its memory is reused: request it again
             client.request_epoch(self._waker.read)
 
-    def _end(self, message: End | Failed) -> None:
+    def _end(self, message: messages.End | messages.Failed) -> None:
         client = self._client
         assert client.position is not None
         epoch, number = client.position
-        if isinstance(message, End) and (message.epoch != epoch or message.total > number):
+        if isinstance(message, messages.End) and (message.epoch != epoch or message.total > number):
             raise client.damage_error(
                 f"it ended epoch {message.epoch} at {message.total}, but {number} of epoch {epoch} "
                 "was next"
             )
         client.end_epoch(epoch)
         self.close()
-        if isinstance(message, Failed):
+        if isinstance(message, messages.Failed):
             raise FeedError(message.reason)
         raise StopIteration
 
@@ -435,3 +431,72 @@ def _leave(client: FeedClient, waker: _Waker) -> None:
     waker.close()
     if client.is_owner:
         client.leave()
+
+
+def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
+    client = FeedClient(address)
+    source: SourceBase = FeedBatches(client) if client.welcome.batched else FeedExamples(client)
+    return Pipeline(Chain.begin(source, seed))
+
+
+class FeedBatches(LoaderSource):
+    """The batches of a feed; the feed's client takes the place of a loader."""
+
+    @property
+    def name(self) -> str:
+        return f"from_feed({self.loader.name!r})"
+
+    def warn_unsharded(self, *, is_sharded: bool) -> None:
+        """Warn if there are several ranks: each rank gets all batches of the feed."""
+        warn_unsharded_feed()
+
+    def lag_outputs(self) -> int:
+        lag: int = self.loader.lag_outputs
+        return lag
+
+    def state_between(self, *, left: bool) -> Any:
+        return _between(self.loader, left)
+
+
+class FeedExamples(IterableSource):
+    """The examples of a feed: a stream that can begin in the middle of an epoch."""
+
+    is_counted = takes_state = True
+
+    def __init__(self, client: FeedClient) -> None:
+        super().__init__(client)
+        self._client = client
+
+    @property
+    def name(self) -> str:
+        return f"from_feed({self._client.name!r})"
+
+    def count(self) -> int:
+        return len(self._client)
+
+    def open(self, epoch: int, saved: Any = None, number: int = 0) -> FeedEpoch:
+        if saved is not None:
+            self._client.load_state_dict(saved)
+        self._epoch = iter(self._client)
+        return self._epoch
+
+    def lag_outputs(self) -> int:
+        return self._client.lag_outputs
+
+    def state(self, number: int) -> Any:
+        return {**self._client.state_dict(), "epoch": self._epoch.epoch, "number": number}
+
+    def state_between(self, *, left: bool) -> Any:
+        return _between(self._client, left)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: the feed chooses the epoch."""
+
+
+def _between(client: FeedClient, left: bool) -> dict[str, Any]:
+    """Return a job's state between epochs: the beginning of the next one."""
+    saved: dict[str, Any] = client.state_dict()
+    if saved["number"] and (left or client.welcome.length is None):
+        # Of unknown length, a position may be the end of its epoch.
+        return {**saved, "epoch": saved["epoch"] + 1, "number": 0}
+    return saved

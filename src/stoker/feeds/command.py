@@ -60,8 +60,8 @@ def feed(
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
     from stoker.adapters.entrypoint import target_of
-    from stoker.feeds.autostart import FeedSettings
     from stoker.feeds.feed_view import serve
+    from stoker.feeds.local_feeds import FeedSettings
 
     with report_errors("feed", ImportError, TypeError, ValueError):
         serve(

@@ -30,16 +30,6 @@ from stoker.basics.signals import finalize
 from stoker.basics.warn import say
 from stoker.errors import FeedError
 from stoker.feeds import messages
-from stoker.feeds.messages import (
-    Begin,
-    FromFeeder,
-    Hello,
-    Malformed,
-    Message,
-    Refused,
-    Release,
-    Welcome,
-)
 from stoker.feeds.shared_memory import Stale, check_generation, detach
 
 # The first try may meet a feeder that is just ending, and by the second another one is there. The
@@ -87,18 +77,18 @@ class FeederConnection:
         continues: tuple[int, list[str]] | None = None
         if previous is not None and address.max_losses:
             continues = previous.welcome.seed, previous.welcome.signature
-        self.welcome: Welcome
+        self.welcome: messages.Welcome
         self._socket, self.welcome = _greet(address, continues)
         # 0 once the message is printed, or once an epoch has begun.
         self._awaited_jobs = self.welcome.awaited_jobs
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send a message. If the feeder is gone, the next ``receive`` reports it, not this call."""
         with contextlib.suppress(OSError):
             while not self.try_to_send(message):
                 select.select([], [self._socket], [])
 
-    def try_to_send(self, message: Message) -> bool:
+    def try_to_send(self, message: messages.Message) -> bool:
         """Send a message unless that would block; True if it is sent, or if the feeder is gone."""
         try:
             messages.send(self._socket, message)
@@ -116,7 +106,7 @@ class FeederConnection:
         """
         try:
             message, descriptors = self._receive(interrupt)
-            if isinstance(message, Begin):
+            if isinstance(message, messages.Begin):
                 self._awaited_jobs = 0
             return message, descriptors
         except OSError:
@@ -125,7 +115,7 @@ class FeederConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def _receive(self, interrupt: int) -> tuple[FromFeeder | None, list[int]]:
+    def _receive(self, interrupt: int) -> tuple[messages.FromFeeder | None, list[int]]:
         with contextlib.suppress(BlockingIOError):
             return messages.receive_as_job(self._socket)
         poll = select.poll()
@@ -193,7 +183,7 @@ class Leases:
                 with contextlib.suppress(IndexError):
                     while len(leases) < messages.MAX_LEASES:
                         leases.append(self._finished.popleft())
-                if not self._connection.try_to_send(Release(leases)):
+                if not self._connection.try_to_send(messages.Release(leases)):
                     self._finished.extend(leases)  # the socket is full: send them later
                     return
             finally:
@@ -268,13 +258,13 @@ class _Lease:
 
 def _greet(
     address: FeedAddress, continues: tuple[int, list[str]] | None
-) -> tuple[socket.socket, Welcome]:
+) -> tuple[socket.socket, messages.Welcome]:
     """Connect and exchange greetings; the feeder must serve what ``continues`` names, if given."""
     label = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
     if address.remote_name:
         label = f"{socket.gethostname()}: {label}"
     seed, signature = continues or (None, [])
-    hello = Hello(
+    hello = messages.Hello(
         messages.VERSION,
         messages.clip_text(label, messages.LABEL_CHARACTERS),
         messages.clip_text(address.target),
@@ -292,11 +282,11 @@ def _greet(
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             answer = _exchange_greetings(connection, hello, address.name)
-            if isinstance(answer, Welcome):
+            if isinstance(answer, messages.Welcome):
                 connection.setblocking(False)
                 undo.pop_all()
                 return connection, answer
-        if isinstance(answer, Refused):
+        if isinstance(answer, messages.Refused):
             raise FeedError(answer.reason)
     raise FeedError(
         f"the feeder of {address.name!r} ends before it serves any job. Run stoker feed "
@@ -304,13 +294,15 @@ def _greet(
     )
 
 
-def _exchange_greetings(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | None:
+def _exchange_greetings(
+    connection: socket.socket, hello: messages.Hello, name: str
+) -> messages.FromFeeder | None:
     try:
         messages.send(connection, hello)
         return messages.receive_as_job(connection)[0]
     except OSError:
         return None
-    except Malformed as error:
+    except messages.Malformed as error:
         raise damage_error(name, str(error)) from None
 
 

@@ -14,9 +14,8 @@ from rich.text import Text
 
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
-from stoker.feeds.autostart import FeedSettings
 from stoker.feeds.feeder.distributor import ClientSession
-from stoker.feeds.local_socket import check_name, listen
+from stoker.feeds.local_feeds import FeedSettings, check_name, listen
 from stoker.feeds.remote import join_url
 from stoker.feeds.server import SWITCH_S, FeedServer, open_server
 

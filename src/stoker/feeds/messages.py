@@ -141,7 +141,7 @@ class ItemMessage(Message):
         count: the number of outputs; examples come several at a time.
         lease: the item's lease, which ``Release`` repeats.
         generations: the generation of each block's contents.
-        header, places: see ``stoker.feeds.payload.Payload``.
+        header, places: see ``stoker.feeds.shared_memory.Payload``.
         behind: how many further outputs are ready.
     """
 

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
-from stoker.feeds import local_socket, remote
-from stoker.feeds.autostart import FeedSettings
+from stoker.feeds import local_feeds, remote
+from stoker.feeds.local_feeds import FeedSettings
 from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
-from stoker.transport.address import join_address
-from stoker.transport.link import LinkError, LinkRefused
+from stoker.transport.link import LinkError, LinkRefused, join_address
 from stoker.transport.ray_session import (
     check_installed,
     end_with_raylet,
@@ -68,7 +67,7 @@ class FeederActor:
         node = ray.get_runtime_context().get_node_id()
         here = join_address(ray.util.get_node_ip_address(), 0)
         try:
-            listener = local_socket.listen(settings.name)
+            listener = local_feeds.listen(settings.name)
             if listener is None:
                 raise FeedError(f"there is already a feed {settings.name!r} on node {node}")
             feeder = open_server(listener, dataclasses.replace(settings, listen=here), token)
@@ -116,7 +115,7 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
                 raise FeedError(place.error)
             if place.node != node:
                 return remote.connect(place.address, place.token, insecure=settings.insecure)
-            connection = local_socket.connect(settings.name)
+            connection = local_feeds.connect(settings.name)
             if connection is not None:
                 return connection
             cause: Exception | None = None

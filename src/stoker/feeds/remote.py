@@ -25,14 +25,10 @@ import xxhash
 from stoker.basics import process, resources
 from stoker.basics.future import start_thread
 from stoker.errors import FeedError
-from stoker.feeds import local_socket, messages
-from stoker.feeds.messages import Failed, ItemMessage, Malformed, Message, Release
-from stoker.feeds.payload import Payload, from_payload, to_payload
-from stoker.feeds.shared_memory import Blocks, Stale, map_block
-from stoker.transport.address import split_address
-from stoker.transport.codec.decoder import RecordView
-from stoker.transport.codec.encoder import encode_views
-from stoker.transport.link import Link, LinkError, LinkRefused
+from stoker.feeds import local_feeds, messages
+from stoker.feeds.shared_memory import Blocks, Payload, Stale, from_payload, map_block, to_payload
+from stoker.transport.codec import RecordView, encode_views
+from stoker.transport.link import Link, LinkError, LinkRefused, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.secret import Secret, make_token_file, read_token, token_path
 
@@ -49,7 +45,7 @@ _RETRY_S = 0.1
 _LISTEN_S = 5.0
 _CHECKSUM_BYTES = 8
 _SCHEME = "tcp://"
-_ENDS = (OSError, EOFError, Malformed, Stale)
+_ENDS = (OSError, EOFError, messages.Malformed, Stale)
 """Whatever ends a connection: the job connects again, and requests its next output."""
 
 
@@ -63,7 +59,7 @@ def split_url(url: str) -> tuple[str, str]:
     address, _, name = url.removeprefix(_SCHEME).partition("/")
     try:
         split_address(address)
-        local_socket.check_name(name)
+        local_feeds.check_name(name)
     except ValueError as error:
         raise ValueError(
             f"{url!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
@@ -100,7 +96,7 @@ def listen_for_hosts(listen: str, name: str, token: bytes | None, *, insecure: b
 def _serve(name: str, link: Link) -> None:
     """Pass the messages of a job on another host on until either side hangs up."""
     link.end_when_silent(_SILENT_S)
-    local = local_socket.connect_within(name, _LISTEN_S)
+    local = local_feeds.connect_within(name, _LISTEN_S)
     if local is None:
         return
     with local:
@@ -120,14 +116,16 @@ def _send_outputs(local: socket.socket, link: Link) -> None:
             message, descriptors = messages.receive_as_job(local)
             if message is None:
                 break
-            if isinstance(message, ItemMessage):
+            if isinstance(message, messages.ItemMessage):
                 _send_item(local, link, message, descriptors)
             else:
                 _send(link, message)
     _hang_up(local, link)
 
 
-def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors: list[int]) -> None:
+def _send_item(
+    local: socket.socket, link: Link, item: messages.ItemMessage, descriptors: list[int]
+) -> None:
     mappings = []
     try:
         for generation in item.generations:
@@ -141,8 +139,8 @@ def _send_item(local: socket.socket, link: Link, item: ItemMessage, descriptors:
         _send(link, item, contents)
     except (TypeError, ValueError) as error:  # ValueError: it is too large for a frame
         reason = messages.clip_text(f"this feed cannot serve other hosts: {error}")
-        _send(link, Failed(item.request_id, reason))
-        messages.send(local, Release([item.lease]))
+        _send(link, messages.Failed(item.request_id, reason))
+        messages.send(local, messages.Release([item.lease]))
 
 
 # -- on the job's host
@@ -201,7 +199,7 @@ def _receive_outputs(local: socket.socket, link: Link) -> None:
 def _send_requests(local: socket.socket, link: Link, received: _Received) -> None:
     with contextlib.suppress(*_ENDS):
         while (message := messages.receive_as_feeder(local)) is not None:
-            if isinstance(message, Release):
+            if isinstance(message, messages.Release):
                 received.release(message.leases)
             _send(link, message)
     _hang_up(local, link)
@@ -215,12 +213,12 @@ class _Received:
     """
 
     def __init__(self) -> None:
-        self.refusal: Failed | None = None
+        self.refusal: messages.Failed | None = None
         self._blocks = Blocks()
         self._payloads: dict[int, Payload] = {}  # by lease
         self._largest_bytes = 0  # smaller items need no check of the free memory
 
-    def next(self, link: Link) -> tuple[Message, list[int]]:
+    def next(self, link: Link) -> tuple[messages.Message, list[int]]:
         """Return the next message and the descriptors of its item's memory.
 
         Raises Malformed for a damaged message; EOFError or OSError if the feed has ended, or was
@@ -229,9 +227,9 @@ class _Received:
         header, body = link.receive(self._allocate)
         packet = header[_CHECKSUM_BYTES:]
         if header[:_CHECKSUM_BYTES] != _checksum(packet, [body]):
-            raise Malformed("a message is damaged")
+            raise messages.Malformed("a message is damaged")
         message = messages.decode_from_feeder(packet)
-        if not isinstance(message, ItemMessage):
+        if not isinstance(message, messages.ItemMessage):
             return message, []
         record = RecordView(message.header, np.frombuffer(body, np.uint8))
         payload = to_payload(record, self._blocks)
@@ -260,8 +258,8 @@ class _Received:
         message = messages.decode_from_feeder(header[_CHECKSUM_BYTES:])
         if not size:
             return memoryview(b"")
-        if not isinstance(message, ItemMessage):
-            raise Malformed("a message that must not have contents has some")
+        if not isinstance(message, messages.ItemMessage):
+            raise messages.Malformed("a message that must not have contents has some")
         if size > self._largest_bytes:
             usable = resources.usable_memory_bytes()
             if size > usable:
@@ -269,8 +267,8 @@ class _Received:
                     f"an item of {resources.format_bytes(size)} does not fit into memory: this job "
                     f"can use {resources.format_bytes(usable)}"
                 )
-                self.refusal = Failed(message.request_id, reason)
-                raise Malformed(reason)
+                self.refusal = messages.Failed(message.request_id, reason)
+                raise messages.Malformed(reason)
             self._largest_bytes = size
         return self._blocks.scratch(size)[:size].data
 
@@ -278,7 +276,7 @@ class _Received:
 # -- on both
 
 
-def _send(link: Link, message: Message, contents: Sequence[Any] = ()) -> None:
+def _send(link: Link, message: messages.Message, contents: Sequence[Any] = ()) -> None:
     packet = messages.encode(message)
     link.send(_checksum(packet, contents) + packet, *contents)
 
@@ -300,5 +298,5 @@ def _hang_up(local: socket.socket, link: Link) -> None:
 
 def _no_contents(header: bytes, size: int) -> memoryview:
     if size:
-        raise Malformed("a job's message has contents")
+        raise messages.Malformed("a job's message has contents")
     return memoryview(b"")

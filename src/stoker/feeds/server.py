@@ -32,23 +32,11 @@ from stoker.basics import process, resources
 from stoker.chain.chain import Chain
 from stoker.errors import FeedError, StokerError
 from stoker.feeds import messages
-from stoker.feeds.autostart import FEEDER_VARIABLE, FeedSettings
 from stoker.feeds.feeder.branch import Branches
 from stoker.feeds.feeder.distributor import ClientSession, Distributor, StartBarrier
-from stoker.feeds.feeder.memory_budget import MemoryBudget
+from stoker.feeds.feeder.log import MemoryBudget
 from stoker.feeds.feeder.preparation import check_servable, describe, reseeded
-from stoker.feeds.messages import (
-    Begin,
-    EpochRequest,
-    Failed,
-    FromJob,
-    Hello,
-    Leave,
-    Malformed,
-    Refused,
-    Release,
-    Welcome,
-)
+from stoker.feeds.local_feeds import FEEDER_VARIABLE, FeedSettings
 from stoker.feeds.remote import listen_for_hosts
 from stoker.feeds.shared_memory import Blocks
 from stoker.pipeline import Pipeline
@@ -248,30 +236,30 @@ class FeedServer:
                 break
             try:
                 self._handle(session, message)
-            except Malformed:
+            except messages.Malformed:
                 session.is_lost = True
         if session.is_lost:
             self._drop(session)
 
-    def _handle(self, session: ClientSession, message: FromJob) -> None:
-        if isinstance(message, Hello) != (not session.is_welcome):
-            raise Malformed("Hello must come first, and only once")
-        if isinstance(message, Hello):
+    def _handle(self, session: ClientSession, message: messages.FromJob) -> None:
+        if isinstance(message, messages.Hello) != (not session.is_welcome):
+            raise messages.Malformed("Hello must come first, and only once")
+        if isinstance(message, messages.Hello):
             self._greet(session, message)
-        elif isinstance(message, Release):
+        elif isinstance(message, messages.Release):
             for lease in message.leases:
                 if lease not in session.leases:
-                    raise Malformed("it releases a lease that it does not have")
+                    raise messages.Malformed("it releases a lease that it does not have")
                 self._distributor.release(session, lease)
-        elif isinstance(message, Leave):
+        elif isinstance(message, messages.Leave):
             self._distributor.leave(session)
         else:
             self._handle_request(session, message)
 
-    def _greet(self, session: ClientSession, hello: Hello) -> None:
+    def _greet(self, session: ClientSession, hello: messages.Hello) -> None:
         reason = self._mismatch(hello)
         if reason is not None:
-            session.send(Refused(messages.clip_text(reason)))
+            session.send(messages.Refused(messages.clip_text(reason)))
             session.is_lost = True
             return
         session.label = "".join(c if c.isprintable() else "?" for c in hello.label)
@@ -280,7 +268,7 @@ class FeedServer:
         if self._settings.autostarted and hello.signature:  # an earlier feeder served this job
             self._barrier.wait_for_former_jobs()
         session.send(
-            Welcome(
+            messages.Welcome(
                 self.about.batched,
                 self.about.length,
                 self.seed,
@@ -292,7 +280,7 @@ class FeedServer:
             ),
         )
 
-    def _mismatch(self, hello: Hello) -> str | None:
+    def _mismatch(self, hello: messages.Hello) -> str | None:
         """Return why a job cannot be served, or None. Adopt the seed of its previous feeder."""
         if hello.version != messages.VERSION:
             return "the job runs another version of stoker than the feeder"
@@ -311,16 +299,16 @@ class FeedServer:
                 return str(error)
         return None
 
-    def _handle_request(self, session: ClientSession, request: EpochRequest) -> None:
+    def _handle_request(self, session: ClientSession, request: messages.EpochRequest) -> None:
         """Begin the epoch that a job requests, or let the job wait."""
         reader = session.reader
         position = None if request.epoch is None else (request.epoch, request.number)
         if self.about.length is not None and request.number > self.about.length:
-            raise Malformed("it requests a position behind the end of an epoch")
+            raise messages.Malformed("it requests a position behind the end of an epoch")
         session.request_id = request.request_id
         if reader is not None and not reader.has_requested and position in (None, reader.position):
             reader.has_requested = True
-            session.send(Begin(session.request_id, *reader.position))
+            session.send(messages.Begin(session.request_id, *reader.position))
             return
         self._distributor.leave(session)
         if not self.about.is_repeatable and position is not None:
@@ -329,7 +317,7 @@ class FeedServer:
                     f"{self._chain.source.name} cannot prepare its batches again, so a job cannot "
                     "resume in the middle of an epoch"
                 )
-                session.send(Failed(session.request_id, reason))
+                session.send(messages.Failed(session.request_id, reason))
                 return
             position = None
         session.is_waiting, session.requested = True, position
@@ -365,13 +353,13 @@ def _refuse(listener: socket.socket, reason: str) -> None:
 
 
 def _refuse_one(listener: socket.socket, reason: str, timeout_s: float) -> None:
-    with contextlib.suppress(OSError, Malformed):
+    with contextlib.suppress(OSError, messages.Malformed):
         connection, _ = listener.accept()
         with connection:
             # Read the greeting first: closing a socket with unread data would discard the refusal.
             connection.settimeout(timeout_s)
             messages.receive_as_feeder(connection)
-            messages.send(connection, Refused(messages.clip_text(reason)))
+            messages.send(connection, messages.Refused(messages.clip_text(reason)))
 
 
 def _spare_descriptor() -> int:

@@ -47,10 +47,7 @@ class PackedShard(NamedTuple):
 
 
 def pack_command(source_name: str, folder: str, shard_size: str, report: Report | None) -> str:
-    """Run ``stoker pack``, and return the report.
-
-    Raises as ``pack_source`` does; ValueError or TypeError for invalid arguments.
-    """
+    """Run ``stoker pack``, and return the report. Raises as ``pack_source``, and ValueError."""
     shard_bytes = parse_bytes(shard_size)
     is_function = not os.path.isdir(source_name) and "://" not in source_name and ":" in source_name
     pipeline = make_pipeline(source_name) if is_function else from_folder(source_name)
@@ -77,18 +74,10 @@ def pack_command(source_name: str, folder: str, shard_size: str, report: Report 
 def pack_source(
     source: IndexedSource, folder: str, shard_bytes: int, report: Report = lambda text: None
 ) -> list[PackedShard]:
-    """Write the examples of a source to tar shards of about the same size, in a folder of their
-    own.
+    """Write the examples of a source to tar shards of about ``shard_bytes``, in an empty folder.
 
-    Args:
-        source: a source whose examples are named tuples or dicts of bytes, text, numbers and
-            arrays.
-        folder: the destination, which is made if it does not exist; else it must be empty.
-        shard_bytes: the size at which a shard ends.
-        report: called with the progress as text.
-
-    Raises ValueError if the folder holds files, or if a shard reads back differently; StageError
-    if an example cannot be read.
+    Examples are named tuples or dicts of bytes, text, numbers and arrays. ``report`` is called with
+    the progress. Raises ValueError if the folder holds files, or if a shard reads back differently.
     """
     if not len(source):
         raise ValueError(f"{source.name} has no examples")
@@ -135,12 +124,10 @@ def _write(
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-                if (
-                    isinstance(error, OSError)
-                    and not isinstance(error, StokerError)
-                    and error.errno
-                    and error.filename is None
-                ):
+                known = (
+                    isinstance(error, StokerError) or getattr(error, "filename", None) is not None
+                )
+                if isinstance(error, OSError) and error.errno and not known:
                     raise OSError(error.errno, os.strerror(error.errno), temporary) from error
                 raise
             yield PackedShard(name, position - first, nbytes, shard.fields)
@@ -150,8 +137,7 @@ def _write(
 class _TarWriter:
     """Writes a tar archive, a member for each field of each example, and reads it back.
 
-    Attributes:
-        fields: the fields that all examples have, as readers find them.
+    ``fields`` are those that all examples have, as readers find them.
     """
 
     def __init__(self, path: str) -> None:
@@ -191,16 +177,14 @@ class _TarWriter:
         os.fsync(self._file.fileno())
         file = PartialFile.at(self._path)
         index = build_index(file)
-        found = [
-            (
-                key,
-                {
-                    field: xxhash.xxh3_64_intdigest(file.read(start, nbytes))
-                    for field, (start, nbytes, _) in index.files_of(number).items()
-                },
-            )
-            for number, key in enumerate(index.keys)
-        ]
+        found = []
+        for number, key in enumerate(index.keys):
+            places = index.files_of(number).items()
+            digests = {
+                field: xxhash.xxh3_64_intdigest(file.read(start, nbytes))
+                for field, (start, nbytes, _) in places
+            }
+            found.append((key, digests))
         if found != self._expected:
             raise ValueError(
                 f"{self._path} reads back differently than it was written: check the disk"

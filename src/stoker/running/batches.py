@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stoker.analysis.probe.backward_watch import count_passes
 from stoker.analysis.probe.state import digest_state
+from stoker.analysis.probe.step_parts import count_passes
 from stoker.basics.signals import again_soon, raise_interrupt
 from stoker.engine.work.held_generators import find_generators
 from stoker.errors import CacheError

@@ -28,14 +28,9 @@ def run(
             "Default: analyze the script first, for a minute.",
         ),
     ] = None,
-    do: Annotated[
-        str,
-        Argument(
-            metavar="KINDS",
-            help="What to apply: workers (their number, persistence); cache (examples "
-            "that are the same in every epoch stay in memory).",
-        ),
-    ] = "workers",
+    cache: Annotated[
+        bool, Argument("Also keep examples in memory that are the same in every epoch.")
+    ] = False,
     exact: Annotated[
         bool,
         Argument(
@@ -73,7 +68,6 @@ def run(
 
     stopped = "stopped; no process of the script is left"
     with report_errors("run", ValueError, AnalysisError, stopped=stopped):
-        kinds = _read_kinds(do)
         command = make_command(script)
         if print_diff:
             from stoker.running.edits import show_edits
@@ -87,26 +81,14 @@ def run(
             return
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
-            environment |= _prepare(command, kinds, apply, exact=exact)
+            environment |= _prepare(command, apply, cache=cache, exact=exact)
             environment |= find_startup(environment)
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
             stream.flush()
         os.execvpe(command[0], command, environment)
 
 
-def _read_kinds(text: str) -> list[str]:
-    from stoker.running.plan import KINDS
-
-    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
-    unknown = sorted(set(kinds) - set(KINDS))
-    if unknown or not kinds:
-        raise ValueError(f"--do {text}: must be of {', '.join(KINDS)}, joined by commas")
-    return kinds
-
-
-def _prepare(
-    command: list[str], kinds: list[str], path: Path | None, *, exact: bool
-) -> dict[str, str]:
+def _prepare(command: list[str], path: Path | None, *, cache: bool, exact: bool) -> dict[str, str]:
     """Return the environment variables that have the script's loaders changed.
 
     None if the analysis has nothing to report on.
@@ -119,7 +101,7 @@ def _prepare(
     except AnalysisError as error:
         print(f"stoker run: it runs as it is: {error}", file=sys.stderr)
         return {}
-    return {VARIABLE: write_plan(make_plan(report, kinds, exact=exact, path=path))}
+    return {VARIABLE: write_plan(make_plan(report, cache=cache, exact=exact, path=path))}
 
 
 def _read(command: list[str], path: Path) -> Report:

@@ -10,8 +10,8 @@ from multiprocessing import util
 from typing import Any
 
 from stoker.analysis.model.report import REDRAWN, SAME
-from stoker.analysis.probe.backward_watch import watch_backward
 from stoker.analysis.probe.builders import hook_loaders, name_loader
+from stoker.analysis.probe.step_parts import watch_backward
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import say

@@ -198,12 +198,6 @@ def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
     return ""
 
 
-def _find_start_method() -> str:
-    # With ``allow_none``: to ask without it would choose, and the script may choose later.
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
-
-
 def acts_at_end(sampler: Any) -> bool:
     """True if reading a sampler to its end may move a generator, or an epoch that it counts."""
     parts = _list_samplers(sampler)
@@ -247,7 +241,9 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
         workers = max(workers, own.workers) if plan.workers > own.workers else workers
         if workers < plan.workers:
             why = f"{plan.workers} workers are more than this process's share of the cores"
-    method = _find_start_method()
+    # With ``allow_none``: to ask without it would choose, and the script may choose later.
+    method = multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
     if own.workers == 0 < workers and method != "fork":
         why, workers = f"workers would be started by {method!r}, and import the script again", 0
     if workers == 0:
@@ -262,19 +258,14 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
 def _most_workers(plan: RunPlan) -> int:
     """Return the most workers of this process, where each trainer on the host has as many."""
     assert plan.workers is not None
-    trainers = count_trainers(plan)
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    own = int(local) if local.isdigit() else None
+    _, ranks = process_group() or (0, 1)
+    # On this host, as far as this process can tell.
+    trainers = max(1, ranks if own is None else own, plan.trainers, _count_siblings())
     if plan.workers > plan.cores:  # measured to help: preparing mostly waits
         return max(1, plan.workers * plan.trainers // trainers)
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    cores = usable_cores() * (int(ranks) if ranks.isdigit() else 1)
-    return max(1, cores // trainers)
-
-
-def count_trainers(plan: RunPlan) -> int:
-    """Return how many processes train on this host, as far as this one can tell."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    _, ranks = process_group() or (0, 1)
-    return max(1, int(local) if local.isdigit() else ranks, plan.trainers, _count_siblings())
+    return max(1, usable_cores() * (1 if own is None else own) // trainers)
 
 
 def _count_siblings() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,8 +13,6 @@ from stoker.analysis.model.report import LoaderOptions, Report
 
 VARIABLE = "STOKER_RUN_PLAN"
 """The environment variable with the plan."""
-KINDS = ("workers", "cache")
-"""What can be asked for with ``--do``."""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,15 +69,13 @@ def merge_options(report: Report) -> LoaderOptions:
 
 
 def make_plan(
-    report: Report, do: Iterable[str], *, exact: bool = False, path: Path | None = None
+    report: Report, *, cache: bool = False, exact: bool = False, path: Path | None = None
 ) -> RunPlan:
-    """Return what a report advises of the kinds in ``do``.
+    """Return what a report advises, and a cache if one is asked for.
 
     Raises ValueError as ``merge_options`` does.
     """
     options = merge_options(report)
-    if "workers" not in do:
-        options = LoaderOptions()
     gains = [
         action.gain.value
         for action in report.actions
@@ -98,7 +93,7 @@ def make_plan(
         batch_size=report.loader.batch_size,
         cores=report.cores,
         trainers=max(1, len(report.ranks)),
-        cache="cache" in do,
+        cache=cache,
         changes=report.loader.changes or [],
         exact=exact,
         report="" if path is None else str(path.absolute()),

@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class BatchBounds(Protocol):
-    """Says with which input an output of a segment begins."""
-
-    def start(self, output: int) -> int:
-        """Return the number of its first input; behind the last output, that of all inputs."""
-        ...
-
-    def outputs(self, inputs: int) -> int:
-        """Return how many outputs begin within the first so many inputs."""
-        ...
-
-    def spans(self, output: int, inputs: int) -> list[tuple[int, int]]:
-        """Return where outputs from this one on begin and end, in so many inputs of theirs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -32,12 +15,15 @@ class FixedBatches:
     each: int
 
     def start(self, output: int) -> int:
+        """Return the number of its first input; behind the last output, that of all inputs."""
         return output * self.each
 
     def outputs(self, inputs: int) -> int:
+        """Return how many outputs begin within the first so many inputs."""
         return -(-inputs // self.each)
 
     def spans(self, output: int, inputs: int) -> list[tuple[int, int]]:
+        """Return where outputs from this one on begin and end, in so many inputs of theirs."""
         each = self.each
         if 0 < inputs <= each:  # the list below adds 0.5 us to the 12 of a batch of one
             return [(0, inputs)]
@@ -82,3 +68,7 @@ class PlannedBounds:
     def of_all(self, examples: int) -> int:
         """Return how many examples all ranks have read, once this one has read so many."""
         return int(self._of_all[np.searchsorted(self._starts, examples)])
+
+
+BatchBounds = FixedBatches | PlannedBounds
+"""Says with which input an output of a segment begins."""

@@ -76,7 +76,7 @@ class BatchRule:
             at = int(sizes.argmax())
             raise ValueError(
                 f"example {numbers[at]:,} has size {self.sizes.values[numbers[at]]:,}, and a batch "
-                f"holds {self.budget:,}: raise tokens=, or leave it out before"
+                f"holds {self.budget:,}: raise max_tokens=, or .select() the others"
             )
         return sizes
 
@@ -97,7 +97,7 @@ class _Window(NamedTuple):
 
 
 class Planned(ABC):
-    """The rows of one rank, batch by batch: a ``CountedSharding``.
+    """The rows of one rank, batch by batch.
 
     Attributes:
         whole: the epoch as a single process reads it.
@@ -254,11 +254,8 @@ class _Cutting:
         self._rule = rule
         sizes = rule.sizes_of(numbers)
         keys = np.zeros(len(rows), np.int64) if rule.keys is None else rule.keys.at(numbers)
-        self._sort(rows, sizes, keys)
-
-    def _sort(self, rows: Numbers, sizes: Numbers, keys: Numbers) -> None:
-        """Keep these, the longest of each key first; what is not padded stays in its order."""
-        is_by_size = self._rule.is_padded and self._rule.sizes is not None
+        # The longest of each key first; what is not padded stays in its order.
+        is_by_size = rule.is_padded and rule.sizes is not None
         turn = np.lexsort((-sizes, keys)) if is_by_size else np.argsort(keys, kind="stable")
         self.rows, self._sizes, self._keys = rows[turn], sizes[turn], keys[turn]
 

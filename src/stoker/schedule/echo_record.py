@@ -125,19 +125,11 @@ class RunRecord:
 
         Raises StateError if it is not on record.
         """
-        found = self.late.get(epoch)
-        if found is None:
-            known = _list_epochs(sorted(self.late))
-            raise StateError(f"the record has no epoch {epoch}; it has {known}")
-        return found
+        return _of_epoch(self.late, epoch)
 
     def of(self, epoch: int) -> Decisions:
         """Return the decisions of the echo in an epoch. Raises StateError when there are none."""
-        epochs = {} if self.echo is None else self.echo.epochs
-        found = epochs.get(epoch)
-        if found is None:
-            known = sorted(epochs)
-            raise StateError(f"the record has no epoch {epoch}; it has {_list_epochs(known)}")
+        found: Decisions = _of_epoch({} if self.echo is None else self.echo.epochs, epoch)
         return found
 
     def carried_pool(
@@ -163,9 +155,12 @@ class RunRecord:
             raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
 
 
-def _list_epochs(epochs: list[int]) -> str:
-    # Ten numbers fit into a line of an error.
-    return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
+def _of_epoch(found: Mapping[int, Any], epoch: int) -> Any:
+    if epoch in found:
+        return found[epoch]
+    some = sorted(found)[:10]  # they fit into a line of an error
+    known = ", ".join([*map(str, some), *["..."] * (len(found) > 10)]) or "none"
+    raise StateError(f"the record has no epoch {epoch}; it has {known}")
 
 
 def difference_of(theirs: list[str], ours: list[str]) -> str:

@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,22 +62,6 @@ def whole_weights(weights: Sequence[Any]) -> tuple[int, ...]:
         whole = [max(1, weight * (MOST_TOTAL // 2) // total) for weight in whole]
     divisor = math.gcd(*whole)
     return tuple(weight // divisor for weight in whole)
-
-
-class PartRow(Protocol):
-    """A row of places, each for one of several parts."""
-
-    def counts(self, places: int) -> list[int]:
-        """Return how many of the first ``places`` each part has."""
-        ...
-
-    def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``counts`` for many numbers of places, ``int64 [parts, n]``."""
-        ...
-
-    def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the parts of places ``start .. stop - 1``, and each one's number in its part."""
-        ...
 
 
 class Proportions:
@@ -243,6 +227,10 @@ class PieceRow:
             row = Proportions(tuple(self._counts[number][parts].tolist()))
             known = self._pieces[number] = row, parts
         return known
+
+
+PartRow = Proportions | PieceRow
+"""A row of places, each for one of several parts."""
 
 
 class ChangingWeights:

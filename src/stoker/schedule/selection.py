@@ -22,11 +22,17 @@ from stoker.schedule import rng
 from stoker.schedule.costs import Costs
 from stoker.schedule.epoch_rest import EpochRest, RestOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
-from stoker.schedule.orders.drawing import DrawnOrder, OrderFactory
-from stoker.schedule.orders.order import Order
-from stoker.schedule.orders.permutation import permutation
-from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
+from stoker.schedule.orders.drawing import DrawnOrder, OwnDrawing
+from stoker.schedule.orders.order import (
+    CutOrder,
+    FixedPart,
+    FixedParts,
+    Order,
+    RepeatedEnd,
+    permutation,
+)
 from stoker.schedule.orders.subset import EligibleIndices, Subset, SubsetOrder
+from stoker.schedule.orders.weighted import WeightedDrawing
 from stoker.schedule.sharding import (
     BalancedSharding,
     CarriedSharding,
@@ -56,11 +62,6 @@ class Share:
     anew: bool
     padding: PaddedSharding | None = None
     costs: Costs | None = None
-
-    @property
-    def mixes_ranks(self) -> bool:
-        """Whether a rank's part of a global batch depends on the examples in it."""
-        return self.costs is not None
 
     def count(self, length: int) -> int:
         """Return how many of ``length`` examples are this rank's in an epoch, with padding."""
@@ -126,7 +127,7 @@ class Selection:
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
     buffer: int = 1
     chosen: Subset | None = field(default=None, compare=False)
-    drawing: OrderFactory | None = field(default=None, compare=False)
+    drawing: OwnDrawing | WeightedDrawing | None = field(default=None, compare=False)
     leg: EpochRest | None = field(default=None, compare=False)
 
     @property
@@ -159,7 +160,7 @@ class Selection:
         """Return this for chosen indices, which are within the cut so far."""
         return replace(self, chosen=chosen, first=Cut())
 
-    def draw(self, drawing: OrderFactory) -> Selection:
+    def draw(self, drawing: OwnDrawing | WeightedDrawing) -> Selection:
         """Return this with an order that weights or a function draw every epoch."""
         return replace(self, is_shuffled=True, drawing=drawing)
 
@@ -191,7 +192,8 @@ class Selection:
         """Whether examples come a few blocks with these ends at a time, rather than at random."""
         if self.is_shuffled:
             by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
-            return by_these and not (self.share is not None and self.share.mixes_ranks)
+            # By costs, a rank's part of a global batch depends on the examples in it.
+            return by_these and (self.share is None or self.share.costs is None)
         return self.share is None
 
     def shard(self, rank: int, world: int, *, uneven: bool) -> Selection:

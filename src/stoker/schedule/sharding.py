@@ -254,21 +254,6 @@ class PaddedSharding:
         return self.places(range(start, stop)) < self.length
 
 
-class CountedSharding(Sharding, Protocol):
-    """A deal of a mixture, whose places stand for parts and numbers in them (``orders.mixed``).
-
-    Attributes:
-        first: how much of the row of parts was dealt before, by other ranks.
-    """
-
-    @property
-    def first(self) -> int: ...
-
-    def counts(self, rows: int) -> list[int]:
-        """Return how many of the rank's first so many rows are of each part."""
-        ...
-
-
 class PartSharding:
     """Of each global batch of a mixture an equal share of each part, as nearly as can be.
 
@@ -325,6 +310,7 @@ class PartSharding:
         return interleave_places(part[of], (begins.ravel() + nth)[of] + turns, parts)[turn]
 
     def counts(self, rows: int) -> list[int]:
+        """Return how many of the rank's first so many rows are of each part."""
         if self._world == 1:
             before, after = self._row.counts_at(np.array([0, rows]) + self.first).T
             return list(map(int, after - before))

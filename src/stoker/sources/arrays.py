@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.images import native
-from stoker.sources.files import FileVersion, version_of
+from stoker.sources.files import version_of
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Indices, Rows
 
@@ -93,10 +93,7 @@ class ArraySource(IndexedSource, Rows):
 
 
 def _is_stacked(column: Column) -> bool:
-    """True if batches are copies of rows, and so need no single examples.
-
-    Batches of strings and objects are lists, and numbers must be in this machine's byte order.
-    """
+    """True if batches are plain copies of rows: not of strings or objects, nor of swapped bytes."""
     is_native = column.dtype.isnative or len(column.shape) > 1
     return is_native and column.dtype.kind in "biufcmM"
 
@@ -108,10 +105,7 @@ def _batch(outs: list[NDArray[Any]]) -> Any:
 class Column(ABC):
     """Rows by number, of one shape and dtype; safe to use from any thread.
 
-    Attributes:
-        shape: of all rows together.
-        dtype: NumPy's.
-        chunk_rows: how many rows each read brings, even if only one is wanted; 1: each row alone.
+    ``chunk_rows``: how many rows each read brings, even if only one is wanted; 1: each row alone.
     """
 
     shape: tuple[int, ...]
@@ -131,17 +125,13 @@ class Column(ABC):
         return recycler.array((rows, *self.shape[1:]), self.dtype)
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
-        """Return rows, in memory of their own."""
         out = self.allocate(len(indices), recycler)
         self.copy_to(out, indices)
         return out
 
 
 def column_of(array: Any) -> Column:
-    """Return the column for a user's array.
-
-    Raises TypeError for an object without numbered rows, and for a masked array.
-    """
+    """Return the column for a user's array. Raises TypeError for what has no numbered rows."""
     kind = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
@@ -172,12 +162,10 @@ class MemoryColumn(Column):
         self._given = array
         self._array = np.asarray(array)
         self.shape, self.dtype = array.shape, array.dtype
-        # NumPy copies rows fastest from two dimensions.
-        is_flat = array.ndim > 2 and array.flags.c_contiguous
-        self._flat = (
-            self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
-        )
-        row_bytes = math.prod(array.shape[1:]) * array.itemsize
+        self._flat, values = self._array, math.prod(array.shape[1:])
+        if array.ndim > 2 and array.flags.c_contiguous:  # NumPy copies rows fastest from two
+            self._flat = self._array.reshape(len(array), values)
+        row_bytes = values * array.itemsize
         is_whole = self._array[:1].flags.c_contiguous and not array.dtype.hasobject
         self._is_gathered = is_whole and row_bytes in _GATHERED_BYTES
 
@@ -214,9 +202,6 @@ class SlicedColumn(Column):
 
     Rows are requested in ascending order, each once: by a slice if they are consecutive, else by a
     list of indices, or by slices if the object does not take lists.
-
-    Raises TypeError if slices have another shape or dtype than declared, ValueError if they are not
-    arrays.
     """
 
     def __init__(self, array: Any) -> None:
@@ -307,9 +292,6 @@ class HdfArray:
     """A dataset of a file, by the file's path: h5py's own can neither be sent nor inherited.
 
     It is opened when it is first read in a process, and stays open as long as this object.
-
-    Raises ValueError for a dataset whose file is closed, is open for writing, or has no path of its
-    own.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -329,7 +311,7 @@ class HdfArray:
         self._path, self._name = path, dataset.name
         self.shape, self.dtype = dataset.shape, dataset.dtype
         self.chunks = dataset.chunks
-        self._version = _version(path)
+        self._version = version_of(os.stat(path))
         self._open: Any = None
         self._owner = OwningProcess()
 
@@ -352,13 +334,8 @@ class HdfArray:
     def _open_dataset(self) -> Any:
         import h5py
 
-        if _version(self._path) != self._version:
+        if version_of(os.stat(self._path)) != self._version:
             raise ValueError(
                 f"{self._path} has changed since the pipeline was built: build it again"
             )
         return h5py.File(self._path, "r")[self._name]
-
-
-def _version(path: str) -> FileVersion:
-    found = os.stat(path)
-    return version_of(found)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from stoker.basics.fingerprint import (
 from stoker.basics.pytree import is_tensor
 from stoker.basics.thread_safety import is_thread_safe
 from stoker.schedule.selection import Selection
-from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows, Source
 
@@ -30,15 +30,9 @@ _OF_READER = ("requests", "expect", "fetch", "close")
 class DatasetSource(IndexedSource):
     """The examples of a user's dataset or ``Source``: any object with ``__len__``, ``__getitem__``.
 
-    ``__getitems__`` is used if it gives what ``__getitem__`` does. All results of a user's
-    ``Source`` are checked.
-
-    Without a reader nothing is read ahead: a second read of an index may give another value. The
-    object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
-    source.
-
-    Attributes:
-        data: the object.
+    All results of a user's ``Source`` are checked. Without a reader nothing is read ahead: a second
+    read of an index may give another value. The object may have another length in the next epoch;
+    ``with_current_length`` then returns a new source.
     """
 
     runs_user_code = True
@@ -61,18 +55,6 @@ class DatasetSource(IndexedSource):
     def _overrides(self, name: str) -> bool:
         """True if the object is a ``Source`` with this ability."""
         return getattr(type(self._source), name) is not getattr(Source, name)
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def fields(self) -> Sequence[str | int] | None:
-        return self._source.fields
-
-    @property
-    def class_names(self) -> Sequence[str] | None:
-        return self._source.class_names
 
     @property
     def is_numbered(self) -> bool:
@@ -108,8 +90,7 @@ class DatasetSource(IndexedSource):
                 raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
             return found
         examples: list[Any] = []
-        failure = self.read_into(examples, indices)
-        if failure is not None:
+        if (failure := self.read_into(examples, indices)) is not None:
             raise failure
         return examples
 
@@ -137,15 +118,6 @@ class DatasetSource(IndexedSource):
         )
         told.__cause__ = error
         return told
-
-    def path(self, index: int) -> str | None:
-        return self._source.path(int(index))
-
-    def local_path(self, index: int) -> str | None:
-        return self._source.local_path(int(index))
-
-    def name_of(self, index: int) -> str:
-        return self._source.name_of(int(index))
 
     def identity(self) -> str | None:
         found: Any = self._source.identity()
@@ -197,12 +169,6 @@ class DatasetSource(IndexedSource):
             )
         return found.astype(np.int64)
 
-    def column(self, field: str | int) -> NDArray[Any]:
-        return self._source.column(field)
-
-    def labels(self, field: str | int | None = None) -> NDArray[Any]:
-        return self._source.labels(field)
-
     @property
     def rows(self) -> Rows | None:
         rows: Any = self._source.rows
@@ -218,6 +184,17 @@ class DatasetSource(IndexedSource):
 
     def extent(self) -> str:
         return self._source.extent() if self._overrides("extent") else super().extent()
+
+
+def _asked(name: str) -> Callable[[DatasetSource, int], Any]:
+    """Return a method that asks the user's ``Source``, with a plain integer."""
+    return lambda self, index: getattr(self._source, name)(int(index))
+
+
+for _name in ("name", "fields", "class_names", "column", "labels"):
+    setattr(DatasetSource, _name, property(attrgetter(f"_source.{_name}")))
+for _name in ("path", "local_path", "name_of"):
+    setattr(DatasetSource, _name, _asked(_name))
 
 
 class _PlainDataset(Source[Any]):
@@ -280,7 +257,8 @@ def of_dataset(dataset: Any) -> DatasetSource:
                 "from_dataset needs an object with __len__ and __getitem__; "
                 f"{name} has no {method}{way}"
             )
-    if is_table(dataset) and not hasattr(dataset, "__getitems__"):
+    is_table = hasattr(dataset, "__arrow_c_stream__") or hasattr(dataset, "__dataframe__")
+    if is_table and not hasattr(dataset, "__getitems__"):
         raise TypeError(
             f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
             "are columns: use from_table"

@@ -68,8 +68,8 @@ def absolute(path: str) -> str:
 def read_file(path: str) -> bytes:
     """Read a regular file, or a link to one; return all of its bytes.
 
-    Raises OSError if it is not a regular file (any more), without waiting for a pipe's other end,
-    and if it does not fit into memory.
+    Raises OSError for another kind, without waiting for a pipe's other end, and for what does not
+    fit into memory.
     """
     # Opening a pipe would wait for its writer. To regular files O_NONBLOCK means nothing.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -117,8 +117,7 @@ def refuse_too_large(nbytes: int, path: str) -> None:
 def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> Iterator[str]:
     """Yield files with these suffixes, without hidden ones, and each linked folder only once.
 
-    Paths with such a suffix that are not regular files, and folders that cannot be listed, are
-    added to ``left_out``.
+    Adds to ``left_out`` what is meant and not a regular file, and folders that cannot be listed.
     """
     seen = set()
     folders = [folder]
@@ -191,10 +190,8 @@ class FileVersion(NamedTuple):
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""
-    fingerprint = of_file("", found)
-    return FileVersion(
-        fingerprint.size_bytes, fingerprint.version, fingerprint.changed_ns, fingerprint.inode
-    )
+    of = of_file("", found)
+    return FileVersion(of.size_bytes, of.version, of.changed_ns, of.inode)
 
 
 class OpenFiles:
@@ -213,10 +210,7 @@ class OpenFiles:
         return OpenFiles, (self._host,)
 
     def read(self, path: str, version: FileVersion, start: int, nbytes: int) -> bytes:
-        """Return bytes of a file that is still of this version.
-
-        Raises ValueError if it has changed, or is shorter; OSError.
-        """
+        """Return bytes of a file that is still of this version. Raises ValueError, OSError."""
         return self.open(path, version).read(start, nbytes)
 
     def open(self, path: str, version: FileVersion) -> OpenFile:
@@ -227,26 +221,18 @@ class OpenFiles:
             if len(self._open) >= MOST_OPEN:
                 self._open = {}  # a reader of one of them has a reference
             self._open[path] = file
-        if not self._is_still(file, version):
+        found = os.fstat(file.descriptor)
+        now = version_of(found)
+        # Replacing an open file changes its status, but not the content that is read here.
+        is_alike = now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
+        if now != version and not is_alike:
             self._open.pop(path, None)
             raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         return file
 
-    def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
-        found = os.fstat(file.descriptor)
-        now = version_of(found)
-        # Replacing an open file changes its status, but not the content that is read here.
-        return now == version or (
-            now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
-        )
-
 
 class OpenFile:
-    """A regular file, closed with the last reference to it. Raises OSError for other kinds.
-
-    Attributes:
-        descriptor: its own descriptor.
-    """
+    """A regular file, closed with the last reference to it. Raises OSError for other kinds."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -284,12 +270,7 @@ class OpenFile:
 
 
 class SeekableFile(io.RawIOBase):
-    """A file object over parts of a file.
-
-    Args:
-        size: in bytes.
-        read: ``read(start, nbytes)`` returns bytes of the file, fewer if it does not have them.
-    """
+    """A file object over parts of a file, which ``read(start, nbytes)`` returns."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
         self._size, self._read_part = size, read
@@ -319,12 +300,8 @@ class SeekableFile(io.RawIOBase):
 class PartialFile:
     """A file, local or at a URL, that one thread reads in parts.
 
-    Args:
-        path: its path or URL.
-        version: its version.
-        read: ``read(start, nbytes)`` reads bytes.
-        reads_ahead: whether each read fetches ``READ_AT_LEAST`` bytes, as for storage that takes a
-            request for each. Otherwise only one near the last: slow disks then need one seek.
+    ``reads_ahead``: whether each read fetches ``READ_AT_LEAST`` bytes, as for storage that takes a
+    request for each. Otherwise only one near the last: slow disks then need one seek.
     """
 
     def __init__(
@@ -367,14 +344,10 @@ def for_each(
     at_once: int,
     show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
 ) -> list[T]:
-    """Return the results of ``look`` for each path, called by several threads.
+    """Return the results of ``look`` for each path, called by so many threads at once.
 
-    Raises the error of the first path that has one.
-
-    Args:
-        at_once: the number of threads.
-        show: called every two seconds with the first results and the number of all paths; where
-            it has shown these, it is called with all of them at the end.
+    Raises the error of the first path that has one. ``show`` is called every two seconds with the
+    first results and the number of all paths; where it has shown these, at the end with all.
     """
     results: list[OneShot[T]] = [OneShot() for _ in paths]
     numbers = itertools.count()  # each is taken by one thread

@@ -15,13 +15,7 @@ from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import (
-    IMAGE_SUFFIXES,
-    absolute,
-    files_below,
-    read_files,
-    warn_left_out,
-)
+from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import is_web
 from stoker.sources.remote.files import HIDDEN, Listed
@@ -60,25 +54,6 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
     Hidden files, and files with other suffixes, are left out. Local paths with such a suffix that
     are not regular files (nor links to them), folders that cannot be listed, and sub-folders
     without a file are left out with a warning. A broken link is an example that fails.
-
-    Args:
-        path: the folder, or its URL.
-        options: how a URL is listed and read.
-        extensions: those of the files that are meant; None: images.
-        classes: the names of all classes, in the order of their numbers; None: the sorted folders
-            that have such files.
-
-    Attributes:
-        access: how to open the file system of a URL; None for a local folder.
-        classes: the names of all classes.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such folder, or nothing at the URL.
-        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
-            class; or it is a URL of HTTP.
-        TypeError: wrong kinds of arguments.
-        RemoteError: the server failed for longer than ``timeout_s``, or for good.
-        ImportError: a package is missing.
     """
 
     def __init__(
@@ -175,10 +150,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
     def _number_classes(
         self, files: Mapping[str, Sized], given: Sequence[str] | None
     ) -> dict[str, int]:
-        """Name the classes; return the numbers of the folders that have files, from ``files``.
-
-        A folder without such a file (``__MACOSX``) is no class, unless it was given as one.
-        """
+        """Name the classes; return the numbers of the folders that have files, from ``files``."""
         where = self.folder
         folders = [name for name, found in files.items() if len(found)]
         what = "images" if self._kind is LabeledImage else "such files"
@@ -234,10 +206,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         return self._labels[self._numbering.find(index)[0]]
 
     def identity(self) -> str | None:
-        """Return the folder's real path: its files are identified by path, size, times, inode.
-
-        Of a URL, if its server sent a version of every file.
-        """
+        """Return the folder's real path; of a URL, if its server sent a version of every file."""
         where = os.path.realpath(self._above) if self._listed is None else self.folder
         if self._listed is not None and not self._listed.versions.all():
             return None

@@ -31,13 +31,7 @@ class VersionedFile(Protocol):
 
 
 class FileItem(NamedTuple):
-    """Where an example is found.
-
-    Attributes:
-        file: the file.
-        number: tells the example from others of the file, also in another process.
-        suffix: follows the file's path in the example's name.
-    """
+    """Where an example is found: a file, a number within it, and what follows the file's name."""
 
     file: VersionedFile
     number: int
@@ -47,9 +41,7 @@ class FileItem(NamedTuple):
 class InFiles(IndexedSource):
     """A source whose examples are parts of files.
 
-    Attributes:
-        caller: the name of the function that makes it.
-        given: the user's paths, as a short text.
+    ``caller`` is the name of the function that makes it, ``given`` the user's paths as short text.
     """
 
     caller: str
@@ -77,10 +69,7 @@ class InFiles(IndexedSource):
         return os.path.basename(item.file.path) + item.suffix
 
     def identity(self) -> str | None:
-        """Return the settings: an example's fingerprint has its file, and the file's version.
-
-        None if a server does not tell the version of a file.
-        """
+        """Return the settings: an example's fingerprint has its file, and the file's version."""
         are_known = all(file.version.is_known for file in self._files)
         return self.settings() if are_known else None
 
@@ -105,13 +94,10 @@ class RangedFiles(ReadsRanges[Any], InFiles):
         suffix: str = "",
         show: Callable[[Sequence[T], int], bool] = lambda found, of: False,
     ) -> list[T]:
-        """Find the files, and return the results of ``look``, called by several threads.
+        """Find the files, set ``given`` and ``access``, and return the results of ``look``.
 
-        Args:
-            paths: the user's, which ``given`` then tells.
-            options: how files at URLs are listed and read; ``access`` then has them.
-            suffix: of the files below a folder that are meant, where folders are taken.
-            show: as in ``for_each``.
+        ``suffix``: of the files below a folder that are meant, where folders are taken. ``show``:
+        as in ``for_each``.
         """
         self.access = access_to(paths, options) if has_urls(paths, self.caller) else None
         if self.access is not None:

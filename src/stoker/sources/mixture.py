@@ -18,13 +18,11 @@ from stoker.errors import CombinationError, StateError
 from stoker.schedule import rng
 from stoker.schedule.batch_plan import Planned
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
-from stoker.schedule.orders.order import Order
 from stoker.schedule.progress import Pace
 from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
 from stoker.schedule.sharding import (
     CarriedSharding,
-    CountedSharding,
     EpochIndices,
     PartSharding,
     PartwiseSharding,
@@ -39,13 +37,9 @@ _MOST_EPOCHS = 100
 
 @dataclass(frozen=True)
 class MixedPart:
-    """One part of a mixture.
+    """One part of a mixture: its source, and which examples its epochs have.
 
-    Attributes:
-        source: its source.
-        selection: the examples of its epochs, and their order.
-        described: the source with its stages, for people.
-        signature: the lines that must equal a saved state's.
+    ``described`` is it with its stages, for people; ``signature`` must equal a saved state's.
     """
 
     source: IndexedSource
@@ -57,18 +51,9 @@ class MixedPart:
 class MixtureSource(SourceOver):
     """Several sources in exact proportions.
 
-    Args:
-        parts: the parts.
-        weights: each part's weight, a whole number; or what says them for each piece of an epoch,
-            which then has as many examples as all parts together.
-        until_all: whether an epoch ends when every part has been used once, rather than when the
-            first one has.
-
-    Attributes:
-        parts: the parts.
-        proportions: the part of each example of an epoch; None where that changes.
-
-    Raises ValueError for a part without examples, or with too little weight to occur in an epoch.
+    ``weights``: each part's, a whole number; or what says them for each piece of an epoch, which
+    then has as many examples as all parts together. ``until_all``: whether an epoch ends when every
+    part has been used once, rather than when the first one has.
     """
 
     has_own_order = True
@@ -113,10 +98,6 @@ class MixtureSource(SourceOver):
         return self.examples(Selection())
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples of an epoch on this rank.
-
-        Raises ValueError where ranks have the same part at a time, and one has too few examples.
-        """
         return selection.count(self._length(selection))
 
     def order(self, selection: Selection, seed: int, epoch: int, group: int = 1) -> EpochIndices:
@@ -124,7 +105,7 @@ class MixtureSource(SourceOver):
         share, count = selection.share, self.examples(selection)
         rank, world = (share.rank, share.world) if share is not None else (0, 1)
         row = self._row(selection, epoch)
-        deal: CountedSharding
+        deal: Planned | PartSharding | PartwiseSharding
         if self._is_in_step(selection):
             deal = PartwiseSharding(row, rank, count)
             drawn = [world * own for own in row.counts(count)]
@@ -134,7 +115,8 @@ class MixtureSource(SourceOver):
             deal = PartSharding(row, len(self.parts), rank, world, group, dealt, begun)
             drawn = row.counts(self._places_drawn(selection))
         make = [
-            functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
+            functools.partial(part.selection.order, length, seed, purpose=rng.SHUFFLE + number)
+            for number, (part, length) in enumerate(zip(self.parts, self._lengths, strict=True))
         ]
         before = self._drawn_before(selection, epoch)
         if self._changing is not None:  # whatever is said of it later
@@ -147,11 +129,6 @@ class MixtureSource(SourceOver):
         if isinstance(row, PieceRow):
             found.digest = f"{zlib.crc32(np.append(row.before, before).tobytes()):08x}"
         return found
-
-    def _part_order(self, number: int, seed: int, epoch: int) -> Order:
-        """Return the order of an epoch of a part, over all ranks."""
-        selection, length = self.parts[number].selection, self._lengths[number]
-        return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
 
     def _row(self, selection: Selection, epoch: int) -> PartRow:
         """Return the parts of an epoch's places; in step, of those that each rank has."""
@@ -189,10 +166,7 @@ class MixtureSource(SourceOver):
         return known[epoch]
 
     def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
-        if self._changing is None:
-            return None
-        found: list[int] = self._drawn_before(selection, epoch).tolist()
-        return found
+        return None if self._changing is None else [*map(int, self._drawn_before(selection, epoch))]
 
     def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
         if self._changing is None:
@@ -287,18 +261,16 @@ class MixtureSource(SourceOver):
         return len(self.parts)
 
     def signature(self) -> str:
-        weights = self._told_weights()
+        # Weights that change are told by the order's digest.
+        fixed = self.proportions
+        weights = ["fn"] * len(self.parts) if fixed is None else list(map(str, fixed.weights))
         each = [
             f"{weight} of {'.'.join(part.signature)}"
             for weight, part in zip(weights, self.parts, strict=True)
         ]
         until = "all" if self._until_all else "first"
-        until = "as many as all parts have" if self.proportions is None else until
+        until = "as many as all parts have" if fixed is None else until
         return f"mixture until {until}: {', '.join(each)}"
-
-    def _told_weights(self) -> Sequence[int | str]:
-        """Return the weights for a signature; those that change are told by the order's digest."""
-        return ["fn"] * len(self.parts) if self.proportions is None else self.proportions.weights
 
     def extent(self) -> str:
         lines = [f"{self.count():,} examples an epoch"]

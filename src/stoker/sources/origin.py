@@ -63,23 +63,14 @@ class SourceBase(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Return the number of examples (for a loader, batches) in an epoch.
-
-        Raises TypeError if only the end of the epoch tells.
-        """
+        """Return the examples (of a loader, batches) of an epoch. Raises TypeError if unknown."""
 
     def with_current_length(self) -> SourceBase:
-        """Return this source with its current length: itself, if unchanged.
-
-        Raises ValueError if its length must not change.
-        """
+        """Return this source with its current length. Raises ValueError if that must not change."""
         return self
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples (for a loader, batches) of an epoch on this rank.
-
-        Raises TypeError if only the end of the epoch tells how many there are.
-        """
+        """Return the examples (or batches) of an epoch on this rank. Raises as ``count`` does."""
         return selection.count(self.count())
 
     @property
@@ -125,10 +116,7 @@ class SourceBase(ABC):
         return {}
 
     def signature(self) -> str:
-        """Return the source's line of the signature that a saved state must match.
-
-        By default it is the source's kind.
-        """
+        """Return the source's line of the signature that a saved state must match."""
         return type(self).__name__
 
     @abstractmethod
@@ -148,12 +136,11 @@ class SourceBase(ABC):
         return None
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute that the pipeline passes on: ``class_names``, a loader's ``dataset``.
-
-        Raises AttributeError if it has no such attribute.
-        """
-        kind = "a folder have" if name == "class_names" else "a loader have a"
-        raise AttributeError(f"only pipelines from {kind} {name}")
+        """Return what the pipeline passes on, such as ``class_names``. Raises AttributeError."""
+        kind = "loaders have a"
+        if name == "class_names":
+            kind = "folders, a ClassLabel of Hugging Face and a stoker.Source may have"
+        raise AttributeError(f"only pipelines of {kind} {name}")
 
 
 class IndexedSource(Source[Any], SourceBase):
@@ -276,8 +263,7 @@ class IndexedSource(Source[Any], SourceBase):
 def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:
     """Return a number for each example of a source, shape [n]: the user's, or those of a field.
 
-    ``caller``: the argument that takes them, for errors. Raises TypeError, ValueError or
-    LookupError if they are not numbers, or not one for each example.
+    ``caller`` names the argument. Raises TypeError, ValueError or LookupError if they do not fit.
     """
     if isinstance(given, (str, int)):
         check_fields(source, given)
@@ -297,11 +283,7 @@ def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:
 
 
 def keys_of(source: IndexedSource, given: Any, caller: str) -> NDArray[np.int64]:
-    """Return a number for each example of a source; examples with equal keys have equal numbers.
-
-    Keys are whole numbers or text, one for each example, or a field of whole numbers. Raises as
-    ``numbers_of`` does.
-    """
+    """Return whole numbers for a user's keys, equal for equal keys. Raises as ``numbers_of``."""
     keys = given if isinstance(given, (str, int)) else np.asarray(given)
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "US":
         keys = np.unique(keys, return_inverse=True)[1]
@@ -311,10 +293,7 @@ def keys_of(source: IndexedSource, given: Any, caller: str) -> NDArray[np.int64]
 
 
 def check_fields(source: SourceBase, on: str | int | None) -> None:
-    """Refuse a field that the source's examples do not have.
-
-    Raises LookupError, which names the existing fields.
-    """
+    """Raise LookupError, which names the fields, if a source's examples do not have this one."""
     fields = source.fields
     if on is None or fields is None:
         return

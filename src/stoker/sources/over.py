@@ -1,9 +1,10 @@
-"""Sources over others: their examples one after another, or paired."""
+"""Sources over others: their examples one after another, paired, or with their numbers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,22 @@ from stoker.sources.source import Indices, Reader, Rows
 class _OverSeveral(IndexedSource):
     """A source over others. Their lengths are those that it began with.
 
-    Attributes:
-        sources: the others.
-        kind: what tells it from a source that numbers the same examples in another way.
+    ``kind`` tells it from a source that numbers the same examples in another way.
     """
 
+    caller: str
     kind: str
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         self.sources = tuple(sources)
         self.runs_user_code = any(source.runs_user_code for source in sources)
+
+    @property
+    def name(self) -> str:
+        return f"{self.caller}({', '.join(source.name for source in self.sources)})"
+
+    def signature(self) -> str:
+        return f"{self.caller} of {', '.join(source.signature() for source in self.sources)}"
 
     def with_current_length(self) -> IndexedSource:
         for number, source in enumerate(self.sources, 1):
@@ -100,8 +107,7 @@ class SourceOver(_OverSeveral):
         return places, own, ends
 
     def split_by_part(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return, for each part, the places of its examples in ``indices``, and their own
-        indices."""
+        """Return, for each part, where its examples are in ``indices``, and their own indices."""
         places, own, ends = self.by_part(np.asarray(indices, np.int64))
         spans = list(map(slice, [0, *ends], ends))
         return [(places[span], own[span]) for span in spans]
@@ -167,13 +173,11 @@ class SourceOver(_OverSeveral):
 class ConcatSource(SourceOver):
     """The examples of several sources, one source after another."""
 
+    caller = "concat"
+
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         super().__init__(sources)
         self.prefers_blocks = all(source.prefers_blocks for source in sources)
-
-    @property
-    def name(self) -> str:
-        return f"concat({', '.join(source.name for source in self.sources)})"
 
     @property
     def blocks(self) -> NDArray[np.int64] | None:
@@ -186,17 +190,11 @@ class ConcatSource(SourceOver):
         ]
         return np.concatenate(found) if len(found) == len(each) else None
 
-    def signature(self) -> str:
-        return f"concat of {', '.join(source.signature() for source in self.sources)}"
-
 
 class PairedSource(_OverSeveral):
-    """The examples of sources of one length, as tuples: the ones of each number together.
+    """The examples of sources of one length, as tuples: the ones of each number together."""
 
-    Raises ValueError for sources of different lengths.
-    """
-
-    kind = "zip"
+    caller = kind = "zip"
     prefers_blocks = False
 
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
@@ -208,10 +206,6 @@ class PairedSource(_OverSeveral):
                     f"zip() pairs examples by number, but {first.name} has {len(first):,} and "
                     f"{other.name} {len(other):,}"
                 )
-
-    @property
-    def name(self) -> str:
-        return f"zip({', '.join(source.name for source in self.sources)})"
 
     @property
     def fields(self) -> Sequence[str | int]:
@@ -238,17 +232,28 @@ class PairedSource(_OverSeveral):
         """Return a fingerprint that tells those of all sources."""
         return Fingerprint(repr([tuple(source.fingerprint(index)) for source in self.sources]))
 
-    def signature(self) -> str:
-        return f"zip of {', '.join(source.signature() for source in self.sources)}"
+
+class _Readers:
+    """The readers of several sources; one without a reader is read when it is fetched."""
+
+    def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
+        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
+        self._readers = readers
+        self._open = [reader for reader in readers if reader is not None]
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as rest:
+            for reader in self._open:
+                rest.callback(reader.close)
 
 
-class _ReaderOver:
-    """The readers of parts; a part without one is read when it is fetched."""
+class _ReaderOver(_Readers):
+    """The readers of sources whose examples follow each other."""
 
     def __init__(self, source: SourceOver, readers: Sequence[Reader | None]) -> None:
+        super().__init__(source.sources, readers)
         self._source = source
-        self._readers = readers
-        self.requests = sum(reader.requests for reader in readers if reader is not None)
+        self.requests = sum(reader.requests for reader in self._open)
 
     def expect(self, indices: Indices) -> None:
         split_by_part = self._source.split_by_part(indices)
@@ -257,36 +262,22 @@ class _ReaderOver:
                 reader.expect(own)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        sources = self._source.sources
-        each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
-        return _merge_fetched(self._source, indices, each)
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as rest:
-            for reader in self._readers:
-                if reader is not None:
-                    rest.callback(reader.close)
+        return _merge_fetched(self._source, indices, self._each)
 
 
-class _PairedReader:
-    """The readers of paired sources; one without a reader is read when it is fetched."""
+class _PairedReader(_Readers):
+    """The readers of paired sources."""
 
     def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
-        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
-        self._readers = [reader for reader in readers if reader is not None]
-        self.requests = max(reader.requests for reader in self._readers)
+        super().__init__(sources, readers)
+        self.requests = max(reader.requests for reader in self._open)
 
     def expect(self, indices: Indices) -> None:
-        for reader in self._readers:
+        for reader in self._open:
             reader.expect(indices)
 
     def fetch(self, indices: Indices) -> list[Any]:
         return list(zip(*(each.fetch(indices) for each in self._each), strict=True))
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as rest:
-            for reader in self._readers:
-                rest.callback(reader.close)
 
 
 class _RowsOver(Rows):
@@ -336,12 +327,134 @@ def _merge_fetched(
 
 
 def _form(rows: Rows) -> str | None:
-    """Return a batch's form: structure, dtypes, shapes of rows.
-
-    None if any leaf of a batch is not an array.
-    """
+    """Return a batch's structure, dtypes and shapes of rows; None if a leaf is not an array."""
     batch = rows.allocate(1, Recycler())
     if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
         return None
     leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
     return repr((pytree.structure(batch), leaves))
+
+
+class NumberedSource(IndexedSource):
+    """Another source, with each example's number as one more field (see ``pytree.with_field``)."""
+
+    def __init__(self, within: IndexedSource, field: str) -> None:
+        self.within, self.field = within, field
+
+    def __len__(self) -> int:
+        return len(self.within)
+
+    @property
+    def name(self) -> str:
+        return f"{self.within.name}.with_index({self.field!r})"
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        fields = self.within.fields
+        if fields is None:
+            return None
+        if all(isinstance(field, int) for field in fields):
+            return list(range(max(1, len(fields)) + 1))
+        return [*fields, self.field]
+
+    def with_current_length(self) -> IndexedSource:
+        within = self.within.with_current_length()
+        assert isinstance(within, IndexedSource)
+        return self if within is self.within else NumberedSource(within, self.field)
+
+    def signature(self) -> str:
+        return f"{self.within.signature()} numbered {self.field!r}"
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return self.add_numbers(self.within.fetch(indices), indices)
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        read: list[Any] = []
+        error = self.within.read_into(read, indices)
+        for example, index in zip(read, indices, strict=False):
+            try:
+                examples.append(pytree.with_field(example, self.field, int(index)))
+            except ValueError as clash:
+                return clash
+        return error
+
+    def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
+        if len(examples) != len(indices):
+            return examples  # as many as were not asked for: the caller says so
+        field = self.field
+        numbers = [int(index) for index in indices]
+        return [
+            pytree.with_field(example, field, number)
+            for example, number in zip(examples, numbers, strict=True)
+        ]
+
+    def identity(self) -> str | None:
+        within = self.within.identity()
+        return None if within is None else f"{within}\0numbered {self.field}"
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        reader = self.within.reader(selection)
+        return None if reader is None else _NumberedReader(self, reader)
+
+    @property
+    def rows(self) -> Rows | None:
+        rows = self.within.rows
+        return None if rows is None else _NumberedRows(rows, self.field)
+
+
+# What its order follows from, and what is known of the examples: numbers change nothing of it.
+for _name in (
+    *("has_own_order", "may_grow", "prefers_blocks", "takes_many", "blocks", "count", "examples"),
+    *("order", "places", "places_of", "places_end", "paces", "part_stats", "parts_count"),
+    *("changes_shares", "drawn_before", "note_drawn", "check_leg", "check_state"),
+    *("lies_by_class", "is_numbered", "landmarks", "contents", "extent", "user_objects"),
+    "runs_user_code",
+    *("path", "local_path", "name_of", "fingerprint", "column", "labels", "attribute"),
+):
+    setattr(NumberedSource, _name, property(attrgetter(f"within.{_name}")))
+
+
+class _NumberedReader:
+    """A reader of a source whose examples carry their numbers."""
+
+    def __init__(self, source: NumberedSource, within: Reader) -> None:
+        self._source, self.within = source, within
+        self.requests = within.requests
+
+    def expect(self, indices: Indices) -> None:
+        self.within.expect(indices)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return self._source.add_numbers(self.within.fetch(indices), indices)
+
+    def close(self) -> None:
+        self.within.close()
+
+
+class _NumberedRows(Rows):
+    """Rows with their numbers, which are kept beside the batch until it is split."""
+
+    def __init__(self, within: Rows, field: str) -> None:
+        self._within, self._field = within, field
+        self.releases_gil = within.releases_gil
+
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
+        numbers = recycler.array((rows,), np.dtype(np.int64))
+        return {"": self._within.allocate(rows, recycler), self._field: numbers}
+
+    def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
+        self._within.gather(indices, batch[""], start)
+        batch[self._field][start : start + len(indices)] = indices
+
+    def split(self, batch: Any, rows: int) -> list[Any]:
+        numbers = batch[self._field]
+        return [
+            pytree.with_field(each, self._field, numbers[at * rows : (at + 1) * rows])
+            for at, each in enumerate(self._within.split(batch[""], rows))
+        ]
+
+    def together(self, rows: int) -> int:
+        return self._within.together(rows)
+
+    def data_bytes(self, batch: Any) -> int:
+        return self._within.data_bytes(batch[""])

@@ -12,6 +12,9 @@ the stream is put back: an earlier state is loaded, the examples up to the consu
 read, and that pass is dropped. Then the stream is as if nothing had been read ahead, and its next
 pass begins where the stream decides. One trial finds out whether a stream begins every later pass
 at the loaded state.
+
+A pass that came to its end is read to its end again in another process: what a stream counts or
+draws over its passes is then as it was.
 """
 
 from __future__ import annotations
@@ -35,8 +38,6 @@ _EVERY = 16
 
 class ReiterableStream:
     """A re-iterable object, or a function that returns iterators: one pass is one epoch.
-
-    ``name`` is the constructor's name, ``what`` the kind of its items.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
@@ -65,11 +66,7 @@ class ReiterableStream:
         self._last: weakref.ref[Any] | None = None
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass.
-
-        Raises TypeError when the function's result cannot be iterated, or is the same iterator
-        again.
-        """
+        """Begin a pass. Raises TypeError if the function's result cannot be iterated, or again."""
         if hasattr(self.given, "__iter__") and not isinstance(self.given, type):
             return iter(self.given)
         made = self.given()
@@ -93,14 +90,13 @@ def is_iterable_dataset(given: Any) -> bool:
 
 def has_state(given: Any) -> bool:
     """True if an object has its own state that includes its position."""
-    methods = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
-    ask, load = methods
+    ask, load = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
     if isinstance(given, type) or not callable(ask) or not callable(load):
         return False
     try:
         inspect.signature(ask).bind()
         inspect.signature(load).bind({})
-    except (TypeError, ValueError):  # MosaicML's and LitData's data sets: their loaders have one
+    except (TypeError, ValueError):  # MosaicML's and LitData's datasets: their loaders have one
         return False
     return True
 
@@ -117,12 +113,7 @@ def _begins_anew(given: Any) -> bool:
 
 
 class StreamState:
-    """The position, between passes, of an object with its own state.
-
-    Args:
-        given: the iterable.
-        open_pass: begins a pass over it.
-    """
+    """The position, between passes, of an object with its own state."""
 
     def __init__(self, given: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
         self._given = given
@@ -132,8 +123,8 @@ class StreamState:
         self._was_asked = False
         self._is_ahead = False  # whether more was read than the consumer took
         self.place: dict[str, Any] | None = None
-        """The place where the consumer left the last pass; None if it ended, or passes restart
-        anyway."""
+        """The place where the consumer left the last pass, or where it ended; None if that is not
+        known, or makes no difference."""
         self._is_tried = False
 
     def before(self) -> Any:
@@ -149,38 +140,34 @@ class StreamState:
         return state
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Take note that a pass was left.
+        """Take note that a pass was left at ``place``: a state, and how many examples follow it.
 
-        Args:
-            place: the consumer's position: a state, and how many examples to skip after it; None at
-                the pass's beginning.
-            is_ahead: whether more was read than the consumer took.
+        None at the pass's beginning. ``is_ahead``: whether more was read than the consumer took.
         """
-        if self._is_anew:
-            return
-        if place is not None:
-            self.place = place
-        elif self.place is None and self._first is not None:
-            self.place = {"own": self._first, "skip": 0}
-        self._is_ahead = is_ahead
+        if not self._is_anew:
+            if place is not None:
+                self.place = place
+            elif self.place is None and self._first is not None:
+                self.place = {"own": self._first, "skip": 0}
+            self._is_ahead = is_ahead
 
-    def end(self) -> None:
-        """Take note that a pass came to its end."""
-        self.place = None
+    def end(self, place: dict[str, Any] | None = None) -> None:
+        """Take note that a pass came to its end, which is at this place."""
+        self.place, self._is_ahead = place, False
 
     def restore(self, place: dict[str, Any]) -> None:
-        """Go to the place at which another process's consumer left a pass."""
+        """Go to the place at which a pass was left, or ended, in another process."""
         self.place, self._is_ahead = place, True
 
     def put_back(self) -> None:
         """Go back to the place at which the consumer left the last pass, if more was read."""
         place = self.place
-        if place is None or self._is_anew or not self._is_ahead:
+        if place is None or not self._is_ahead or (self._is_anew and "is_over" not in place):
             return
         if not self._was_asked:  # another process left the pass
             self.before()
         behind = self._read_up_to(place)
-        if place["skip"] and not self._is_tried:
+        if place["skip"] and not self._is_tried and not self._is_anew:
             next(self._open(), None)
             self._is_anew = _are_alike(self._given.state_dict(), behind)
             self._is_tried = True
@@ -190,14 +177,17 @@ class StreamState:
                 self._given.load_state_dict(self._first)
 
     def _read_up_to(self, place: dict[str, Any]) -> Any:
-        """Load a state, and read the examples to skip; return the state after the first."""
+        """Load a state, and read the examples to skip, and to the end if the place is there.
+
+        Returns the state after the first.
+        """
         self._given.load_state_dict(place["own"])
         behind = None
         if place["skip"]:
             examples = self._open()
             next(examples, None)
             behind = self._given.state_dict()
-            for _ in islice(examples, place["skip"] - 1):
+            for _ in examples if "is_over" in place else islice(examples, place["skip"] - 1):
                 pass
         return behind
 
@@ -212,14 +202,13 @@ def _are_alike(state: Any, other: Any) -> bool:
 class StateLog:
     """The states of a stream in one pass. One thread writes, another one reads.
 
-    Args:
-        saved: the result of ``state`` at which the pass continues; None at the beginning.
-        number: the number of examples of the pass before it.
-        before: the state before the pass, if it is known.
+    ``saved`` is the result of ``state`` at which the pass continues, ``number`` the examples of the
+    pass before it, and ``before`` the state before the pass, if it is known.
     """
 
     def __init__(self, saved: dict[str, Any] | None, number: int, before: Any = None) -> None:
         self.number = self.read = number
+        self.is_over = False  # whether the stream has no more
         self._before = before
         self.skip = 0 if saved is None else int(saved["skip"])
         self._states: deque[tuple[int, Any]] = deque()
@@ -233,10 +222,7 @@ class StateLog:
             self._states.append((number, deepcopy(given.state_dict())))  # it may be what changes
 
     def state(self, number: int) -> dict[str, Any] | None:
-        """Return the state after this many examples of the pass; None at its beginning.
-
-        Dropped states cannot be requested.
-        """
+        """Return the state after this many examples of the pass; None at its beginning."""
         found = self._last_up_to(number, None)
         return None if found is None else {"own": found[1], "skip": number - found[0]}
 
@@ -247,9 +233,17 @@ class StateLog:
         """
         before = None if self._before is None else (0, self._before)
         found = self._last_up_to(number - 1, before)
-        if found is None or number <= found[0]:
-            return None
-        return {"own": found[1], "skip": number - found[0]}
+        if found is not None and number > found[0]:
+            return {"own": found[1], "skip": number - found[0]}
+        return None
+
+    def end(self) -> dict[str, Any] | None:
+        """Return the place of the last example read; None if unknown.
+
+        If the stream has no more, ``is_over`` is in it.
+        """
+        place = self.place(self.read)
+        return place if place is None or not self.is_over else {**place, "is_over": True}
 
     def _last_up_to(self, number: int, found: tuple[int, Any] | None) -> tuple[int, Any] | None:
         """Return the last entry after at most this many examples, or else ``found``."""
@@ -275,10 +269,14 @@ class StatefulPass(Iterator[Any]):
         self._number, self._skip = log.number, log.skip
 
     def __next__(self) -> Any:
-        while self._skip:
-            self._skip -= 1
-            next(self._examples)
-        example = next(self._examples)
+        try:
+            while self._skip:
+                self._skip -= 1
+                next(self._examples)
+            example = next(self._examples)
+        except StopIteration:
+            self._log.is_over = True
+            raise
         self._number += 1
         self._log.note(self._number, self._given)
         return example
@@ -298,10 +296,16 @@ def interrupt(iterator: Iterator[Any] | None) -> None:
 def validate_state(saved: Any, number: int) -> dict[str, Any]:
     """Return a saved state if it can be valid after so many examples, else raise StateError.
 
-    After 0 examples it is the place where a pass was left.
+    After 0 examples it is the place where a pass was left, or ended.
     """
-    if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
-        skip = saved["skip"]
-        if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
-            return saved
+    most = min(_EVERY, number) if number else _EVERY + 1
+    is_known = isinstance(saved, dict) and (
+        saved.keys() == {"own", "skip"} or _is_end(saved, number)
+    )
+    if is_known and is_whole_number(saved["skip"]) and 0 <= saved["skip"] < most:
+        return dict(saved)
     raise StateError("the state is damaged: what it says of the stream's own state cannot be")
+
+
+def _is_end(saved: dict[str, Any], number: int) -> bool:
+    return not number and saved.keys() == {"own", "skip", "is_over"} and saved["is_over"] is True

@@ -22,15 +22,8 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 def find_files(given: Paths, caller: str, suffix: str = "") -> list[str]:
     """Return the absolute paths of the matching files: a list's in its order, a pattern's sorted.
 
-    Args:
-        given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
-            An existing path is not taken as a pattern.
-        caller: the calling function's name, for messages.
-        suffix: for a folder, find files below it with this suffix (without ``is_aside``).
-
-    Raises FileNotFoundError if a pattern or a path matches no file; IsADirectoryError for a
-    folder without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
-    TypeError for something else.
+    Braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``; an existing path is no pattern.
+    ``suffix``: of a folder, take the files below it with this suffix (without ``is_aside``).
     """
     found: list[str] = []
     for each in path_list(given, caller):
@@ -73,15 +66,11 @@ def split_query(url: str) -> tuple[str, str]:
 
 
 def has_urls(given: Paths, caller: str) -> bool:
-    """True if a function's paths include URLs.
-
-    Raises TypeError for an object that is neither a path nor a list.
-    """
+    """True if a function's paths include URLs. Raises TypeError for other objects than paths."""
     return any("://" in str(each) for each in path_list(given, caller))
 
 
 def describe_paths(given: Paths) -> str:
-    """Return a short text of the user's paths."""
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
@@ -119,27 +108,18 @@ def _find(path: str, suffix: str) -> list[str]:
         if not os.path.isdir(hit):
             found.update([hit] if os.path.exists(hit) else [])
         elif suffix:
-            found.update(_files_below(hit, suffix))
+            below = files_below(hit, (suffix,), [])
+            found.update(each for each in below if not is_aside(os.path.relpath(each, hit)))
         elif not is_pattern:
             raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
     if not found:
-        below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
-        raise FileNotFoundError(f"no file fits {path}{below}")
+        nor = f", nor *{suffix} below it" if os.path.isdir(path) else ""
+        raise FileNotFoundError(f"no file fits {path}{nor}")
     return sorted(found)
 
 
-def _files_below(folder: str, suffix: str) -> Iterator[str]:
-    """Yield the data files below a folder."""
-    for path in files_below(folder, (suffix,), []):
-        if not is_aside(os.path.relpath(path, folder)):
-            yield path
-
-
 def is_aside(path: str) -> bool:
-    """True if a path below a folder is not data: hidden, or half written by a table writer.
-
-    Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave these out, too.
-    """
+    """True if a path below a folder is hidden, or half written (``_temporary/``), as for Spark."""
     return any(part.startswith(("_", ".")) for part in path.split("/"))
 
 

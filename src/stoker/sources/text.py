@@ -17,13 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import (
-    FileVersion,
-    OpenFile,
-    OpenFiles,
-    compression_of,
-    refuse_too_large,
-)
+from stoker.sources.files import FileVersion, OpenFile, OpenFiles, compression_of, refuse_too_large
 from stoker.sources.in_files import FileItem, InFiles
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices
@@ -40,11 +34,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class _LineSource(InFiles):
-    """Lines of files, one file after another; a subclass makes examples of their bytes.
-
-    Raises FileNotFoundError if a path or a pattern matches no file; ValueError for files that have
-    no lines, or cannot be read by line; TypeError for other arguments.
-    """
+    """Lines of files, one file after another; a subclass makes examples of their bytes."""
 
     _keeps_blank: bool
     _files: Sequence[LineIndex]
@@ -157,15 +147,17 @@ class LineIndex(NamedTuple):
 
 
 def index_lines(path: str, *, keep_blank: bool) -> LineIndex:
-    """Find the lines of a file; without those that are empty or blank, unless they are to be kept.
-
-    Raises ValueError for a file that is compressed, is UTF-16 or UTF-32, or changes meanwhile;
-    OSError.
-    """
+    """Find the lines of a file; without those that are blank, unless they are to be kept."""
     file = OpenFile(path)
     version = file.version()
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
-    _refuse_unreadable(path, head)
+    if kind := compression_of(head):
+        raise ValueError(
+            f"{path} is compressed ({kind}): no line of it can be read by its offset. Decompress "
+            "it, or read it in order by from_iterable"
+        )
+    if name := next((name for mark, name in _OTHER_MARKS.items() if head.startswith(mark)), ""):
+        raise ValueError(f"{path} is {name}: make it UTF-8, such as by iconv -f utf-16 -t utf-8")
     first = len(_UTF_8_MARK) if head.startswith(_UTF_8_MARK) else 0
     bounds, heads = _bounds(file, first, version.size_bytes)
     if file.version() != version:
@@ -174,25 +166,8 @@ def index_lines(path: str, *, keep_blank: bool) -> LineIndex:
     return found if keep_blank else _without_blank(found, heads, file)
 
 
-def _refuse_unreadable(path: str, head: bytes) -> None:
-    kind = compression_of(head)
-    if kind:
-        raise ValueError(
-            f"{path} is compressed ({kind}): no line of it can be read by its offset. Decompress "
-            "it, or read it in order by from_iterable"
-        )
-    for mark, name in _OTHER_MARKS.items():
-        if head.startswith(mark):
-            raise ValueError(
-                f"{path} is {name}: make it UTF-8, such as by iconv -f utf-16 -t utf-8"
-            )
-
-
 def _bounds(file: OpenFile, first: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the offset before the first line, and those of the ends of all; each line's head.
-
-    That is its first byte, or its end.
-    """
+    """Return the offset before the first line and those of all ends; and each line's first byte."""
     chunk = np.empty(_CHUNK_BYTES, np.uint8)
     found, heads, last = [np.array([first - 1])], [np.empty(0, np.uint8)], _LF
     for at in range(first, size, _CHUNK_BYTES):

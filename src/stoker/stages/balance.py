@@ -121,9 +121,6 @@ class Balance(ChainStage):
         assert self.costs is not None
         return selection if self.rule is not None else selection.balance(self.costs)
 
-    def count(self, items: int) -> int:
-        return items
-
     def signature(self) -> str:
         assert self.costs is not None
         return f"balance({self.costs.digest})"

@@ -152,9 +152,6 @@ class CacheStage(ChainStage):
     def add_to(self, flow: Flow) -> None:
         flow.within(Cached(self.name, self.cache))
 
-    def count(self, items: int) -> int:
-        return items
-
     def signature(self) -> None:
         return None
 
@@ -214,30 +211,16 @@ def _check_cacheable(before: ChainView) -> None:
     stage = first_with(before.stages, ends_caching)
     if stage is None:
         return
-    if stage.traits.is_random:
-        raise CombinationError(
-            f".cache() cannot follow {stage.name}: its random numbers would be the same in "
-            "every epoch. Put .cache() before it"
-        )
-    if stage.traits.changes:
-        raise CombinationError(
-            f".cache() cannot follow {stage.name}: what it is told changes in every epoch. Put "
-            ".cache() before it"
-        )
-    if stage.traits.repeats:
-        raise CombinationError(
-            f".cache() cannot follow {stage.name}, which hands out each example several "
-            "times: put .cache() before it"
-        )
-    if stage.traits.scans:
-        raise CombinationError(
-            f".cache() cannot follow {stage.name}: what it makes of an example depends on those "
-            "before it, and differs in every epoch. Put .cache() before it"
-        )
-    raise CombinationError(
-        f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
-        "put .cache() before it"
-    )
+    traits, why = stage.traits, "it combines different examples in every epoch"
+    if traits.is_random:
+        why = "its random numbers would be the same in every epoch"
+    elif traits.changes:
+        why = "what it is told changes in every epoch"
+    elif traits.repeats:
+        why = "it hands out each example several times"
+    elif traits.scans:
+        why = "what it makes of an example depends on those before it, and differs in every epoch"
+    raise CombinationError(f".cache() cannot follow {stage.name}: {why}; put .cache() before it")
 
 
 def _size(path: str | None) -> int:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
-from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, done_item
-from stoker.engine.setup import EpochSetup, HeadSource
-from stoker.engine.work.failure import ENDED, Failure
+from stoker.engine.heads import HeadSource, SequentialStream
+from stoker.engine.items import HEAD, EpochCounters, Item, done_item
+from stoker.engine.setup import EpochSetup
+from stoker.engine.work.step import ENDED, Failure
 from stoker.errors import StageError, StateError
 from stoker.schedule import rng
 from stoker.schedule.rng import UniformAt
@@ -68,10 +69,8 @@ class IterableSource(HeadSource):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
 
-        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, the
-        consumer of another process left its pass there, and the next pass begins.
-
-        Raises StateError for an invalid state.
+        With ``saved`` and no ``number``, the consumer of another process left its pass there, and
+        the next pass begins. Raises StateError for an invalid state.
         """
         saved = None if saved is None else validate_state(saved, number)
         self.set_epoch(epoch)
@@ -113,8 +112,10 @@ class IterableSource(HeadSource):
         log = self._log
         if log is None or not self._has_state:
             return
-        place = None if number is None else log.place(number)
-        if number is None or (number and place is None):
+        place = log.end() if number is None else log.place(number)
+        if number is None:  # a stream that is told the epoch needs no more
+            self._stream_state.end(None if hasattr(self._given, "set_epoch") else place)
+        elif number and place is None:
             self._stream_state.end()
         elif number > log.number or not number:
             self._stream_state.leave(place, is_ahead=log.read > (number or 0))
@@ -123,11 +124,9 @@ class IterableSource(HeadSource):
         return self._stream_state.place
 
     def state(self, number: int) -> Any:
-        """Return the state after ``number`` examples of the present pass."""
         return None if self._log is None else self._log.state(number)
 
     def forget_before(self, number: int) -> None:
-        """Drop the states after fewer examples of the present pass."""
         if self._log is not None:
             self._log.forget_before(number)
 
@@ -140,17 +139,10 @@ class IterableSource(HeadSource):
             )
         kept = chain.selection.is_kept_by_streams
         if chain.has_fixed_echo or chain.may_leave_out or not kept:
-            each = [(stage.name, stage.traits) for stage in chain.stages]
             in_the_way = [
-                name
-                for name, t in each
-                if t.filters
-                or t.skips
-                or t.joins
-                or t.repeats
-                or t.shuffles
-                or (t.shards and not kept)
-            ]
+                stage.name for stage in chain.stages if (t := stage.traits).filters or t.skips
+                or t.joins or t.repeats or t.shuffles or (t.shards and not kept)
+            ]  # fmt: skip
             raise StateError(
                 f"in the middle of an epoch of {self.name}, what "
                 f"{', '.join(in_the_way) or 'max_errors='} holds or has left out cannot be made "
@@ -175,15 +167,9 @@ class IterableSource(HeadSource):
         position, selection = setup.position, setup.flow.orders.selection
         rank = 0 if selection.share is None else selection.share.rank
         read = selection.read_of_stream(position.fresh)
-        return IterableHead(
-            self,
-            self.open(setup.epoch, position.loader_state, read),
-            selection,
-            setup.flow.orders.selection.buffer,
-            rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank),
-            tally,
-            position.fresh,
-        )
+        examples = self.open(setup.epoch, position.loader_state, read)
+        key = rng.key(setup.seed, setup.epoch, rng.SHUFFLE, rank)
+        return IterableHead(self, examples, selection, selection.buffer, key, tally, position.fresh)
 
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self._given, "set_epoch"):
@@ -193,14 +179,9 @@ class IterableSource(HeadSource):
 class IterableHead(SequentialStream):
     """One pass over an iterable. Read by the planner, so by one thread at a time.
 
-    Args:
-        source: the iterable; ``examples``: the pass over it.
-        selection: this rank's examples. Even parts are handed out a round at a time, an example for
-            every rank, so that all ranks get equally many.
-        buffer: how many examples are shuffled among each other; 1 keeps the order.
-        key: keys the shuffling.
-        start: how many examples this rank has drawn of the pass before; those of all ranks, and of
-            earlier legs, come before the first of ``examples`` then.
+    Even parts are handed out a round at a time, an example for every rank, so that all ranks get
+    equally many. ``buffer`` examples are shuffled among each other, by ``key``. This rank has drawn
+    ``start`` examples before: those of all ranks, and of earlier legs, come before ``examples``.
     """
 
     def __init__(
@@ -270,10 +251,7 @@ class IterableHead(SequentialStream):
         self._source.forget_before(self._read_count(fresh))
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how much was read when the consumer's last example was drawn.
-
-        Examples that a shuffle buffer held then are lost.
-        """
+        """Tell the source how much was read; examples that a shuffle buffer held are lost."""
         self._source.leave(None if ended else self._read_count(fresh))
 
     def _read_count(self, fresh: int) -> int:

@@ -157,9 +157,6 @@ class Late(StreamStage):
         total = examples - examples % self.n if self.drop_last else examples
         return Sizes(self.n, self.max_batches, total)
 
-    def count(self, items: int) -> int:
-        return items
-
     def signature(self) -> str:
         return self.call
 
@@ -405,10 +402,6 @@ class LateStream(DecidingStream):
         self._read_to = self._had_to = 0
         self._first = 0  # the first batch of this run
         self._begin(LateStart(0, (), {}, 0))
-
-    def ready_since(self) -> tuple[int, int | None]:
-        ready, since = self.upstream.ready_since()
-        return len(self._survivors) + ready, since
 
     def recompute(self, number: int) -> Item:
         batch, row = divmod(number, self.order.group)

@@ -10,8 +10,9 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.distributed.unsharded import warn_unsharded_loader
-from stoker.engine.items import HEAD, EpochCounters, Item, SequentialStream, WouldBlock, done_item
-from stoker.engine.setup import EpochSetup, HeadSource
+from stoker.engine.heads import HeadSource, SequentialStream
+from stoker.engine.items import HEAD, EpochCounters, Item, WouldBlock, done_item
+from stoker.engine.setup import EpochSetup
 from stoker.errors import StateError
 from stoker.sources.passes import ReiterableStream, StreamState, interrupt, is_iterable_dataset
 from stoker.stages.stage import ChainView
@@ -20,9 +21,7 @@ from stoker.stages.stage import ChainView
 class LoaderSource(HeadSource):
     """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
-    Attributes:
-        loader: the user's loader.
-        before: its own state before the present pass, None where it is unknown.
+    ``before`` is its own state before the present pass, None where it is unknown.
     """
 
     yields_batches = True
@@ -45,15 +44,11 @@ class LoaderSource(HeadSource):
 
     @property
     def is_counted(self) -> bool:
-        """True if its length is reliable: an ``IterableDataset`` may report a wrong one.
-
-        (torch also warns of that later, if it was asked for the length.)
-        """
+        """True if its length is reliable: an ``IterableDataset`` may report a wrong one."""
         counted = hasattr(self.loader, "__len__")
         return counted and not is_iterable_dataset(getattr(self.loader, "dataset", None))
 
     def count(self) -> int:
-        """Return the loader's number of batches; the loader may raise any error."""
         return len(self.loader)
 
     def open(self) -> Iterator[Any]:
@@ -81,11 +76,9 @@ class LoaderSource(HeadSource):
         return None if left else self.state()
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Record that the consumer left a pass, of which more may have been read."""
         self._stream_state.leave(place, is_ahead=is_ahead)
 
     def end(self) -> None:
-        """Take note that a pass came to its end."""
         self._stream_state.end()
 
     def load(self, state: Any) -> None:
@@ -93,16 +86,12 @@ class LoaderSource(HeadSource):
         self.loader.load_state_dict(state)
 
     def check_state(self, chain: ChainView) -> None:
-        if not self._has_state and chain.flows:
-            raise StateError(
-                "a pass over a loader has no state in its middle, because its batches cannot be "
-                "made again: save after the last batch of an epoch, use torchdata's "
-                "StatefulDataLoader, or build on from_dataset(loader.dataset)"
-            )
         if not self._has_state:
+            what = "a pass" if chain.flows else "an epoch"
+            when = "after the last batch of an epoch" if chain.flows else "between epochs"
             raise StateError(
-                "an epoch over a loader has no state in its middle, because its batches cannot be "
-                "made again: save between epochs, use torchdata's StatefulDataLoader, or build on "
+                f"{what} over a loader has no state in its middle, because its batches cannot be "
+                f"made again: save {when}, use torchdata's StatefulDataLoader, or build on "
                 "from_dataset(loader.dataset)"
             )
         if chain.has_fixed_echo:
@@ -159,13 +148,9 @@ class _Resetting(Iterator[Any]):
 class LoaderHead(SequentialStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
-    If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or
-    share their memory with its workers.
-
-    Args:
-        source: the loader.
-        keep: makes the copies; None if none are needed.
-        loaded, fresh: batches and rows before a resume: the loader begins after them.
+    If a pool keeps them they are copied first (``keep``): the loader may refill its arrays, keep
+    them, or share their memory with its workers. It begins after ``loaded`` batches, ``fresh``
+    rows.
     """
 
     blocking = True

@@ -40,15 +40,14 @@ from stoker.engine.items import DoneTask, Item, with_value
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.failure import Failure
-from stoker.engine.work.step import RowStep
+from stoker.engine.work.step import Failure, RowStep
 from stoker.errors import CombinationError, FieldError, StateError
 from stoker.schedule.costs import Costs
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.packing import BestFit, PackedSharding, PackRule, Piece
 from stoker.sources.origin import UserObject, numbers_of
 from stoker.stages.batching.planned import check_planned
-from stoker.stages.stage import ChainView, StreamStage, Traits, first_with, not_known
+from stoker.stages.stage import ChainView, StreamStage, Traits, not_known, refuse_behind
 
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
@@ -111,11 +110,8 @@ class Pack(StreamStage):
         """Check that single documents come here; plan them where their sizes are known."""
         if before.source.yields_batches:
             raise CombinationError(".pack() joins single sequences, and a loader yields batches")
-        stage = first_with(before.stages, lambda t: t.batches or t.joins)
-        if stage is not None:
-            raise CombinationError(
-                f".pack() cannot follow {stage.name}: put it before .batch(), once"
-            )
+        once = "put it before .batch(), once"
+        refuse_behind("pack()", before, lambda t: t.batches or t.joins, once)
         if self.sizes is None:
             return self
         source, _ = check_planned(".pack(sizes=)", before)
@@ -359,7 +355,7 @@ class PackedStream(OrderedStream):
         super()._have(count)
 
     def _decide(self, arriving: deque[Item]) -> None:
-        items = [*takewhile(_is_done, arriving)]
+        items = [*takewhile(lambda item: item.task.done, arriving)]
         values = [item.task.values[item.row] for item in items]
         for item in items:
             item.task.values[item.row] = None
@@ -578,11 +574,6 @@ class PlannedStream(PackedStream):
 
     def _fail(self, failure: Failure, fresh: int) -> None:
         self._failure = self._failure or failure  # in place of the whole sequence
-
-
-def _is_done(item: Item) -> bool:
-    done: bool = item.task.done
-    return done
 
 
 def _fields_of(example: Any, names: Sequence[str | int]) -> Document:

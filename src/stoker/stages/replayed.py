@@ -18,21 +18,21 @@ from stoker.engine.checkpoint import Count, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, Item, done_item, with_value
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work.failure import ENDED, Failure
+from stoker.engine.work.step import ENDED, Failure
 from stoker.errors import CombinationError, StateError
-from stoker.stages.stage import ChainView, first_with
+from stoker.stages.stage import ChainView, refuse_behind
 
 
 def check_in_order(call: str, before: ChainView) -> None:
     """Raise CombinationError unless single examples come here, each once."""
     if before.source.yields_batches:
-        raise CombinationError(f"{call} works on single examples, and a loader yields batches")
-    stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.joins)
-    if stage is not None:
-        raise CombinationError(
-            f"{call} cannot follow {stage.name}: it takes each example once, in order. Put it "
-            "before .echo(), .pack() and .batch()"
-        )
+        raise CombinationError(f".{call} works on single examples, and a loader yields batches")
+    refuse_behind(
+        call,
+        before,
+        lambda t: t.repeats or t.batches or t.joins,
+        "it takes each example once, in order. Put it before .echo(), .pack() and .batch()",
+    )
 
 
 class StreamStart(Node):

@@ -22,7 +22,7 @@ from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.errors import StateError
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order
@@ -101,7 +101,7 @@ class Scan(StreamStage):
 
     def bind(self, before: ChainView) -> Scan:
         """Check that single examples come here, each once."""
-        check_in_order(".scan()", before)
+        check_in_order("scan()", before)
         return self
 
     def stream(self, upstream: SegmentStream, context: StreamContext) -> ScannedStream:

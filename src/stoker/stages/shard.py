@@ -20,7 +20,7 @@ from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
 from stoker.schedule.selection import Cut, Selection, Share
 from stoker.schedule.sharding import PaddedSharding
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, first_with, refuse_behind
 
 REMAINDERS = ("drop", "uneven", "pad", "pad_full")
 
@@ -181,14 +181,12 @@ class Shard(ChainStage):
             raise CombinationError(
                 "a loader is sharded by its sampler (DistributedSampler): set it there"
             )
-        stage = first_with(
-            before.stages, lambda t: t.shards or not (t.selects or t.inside or t.caches)
+        refuse_behind(
+            "shard()",
+            before,
+            lambda t: t.shards or not (t.selects or t.inside or t.caches),
+            "put it right after the source, .shuffle() or .cache()",
         )
-        if stage is not None:
-            raise CombinationError(
-                f".shard() cannot follow {stage.name}: put it right after the source, "
-                ".shuffle() or .cache()"
-            )
         if before.source.has_own_order and self.uneven:
             raise CombinationError(
                 "all ranks get equal shares of each part of a mixture: leave remainder= out"

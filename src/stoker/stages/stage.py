@@ -25,6 +25,7 @@ from stoker.engine.setup import StreamContext
 from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.step import RowStep
 from stoker.engine.workers.make import Workers
+from stoker.errors import CombinationError
 from stoker.schedule.batch_plan import BatchRule
 from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_rest import EpochRest
@@ -288,12 +289,12 @@ class ChainStage(ABC):
     def add_to(self, flow: Flow) -> None:  # noqa: B027 what only selects needs no more
         """Add its work to a flow, behind that of the stages before it."""
 
-    @abstractmethod
     def count(self, items: int) -> int:
         """Return how many items come out when ``items`` go in.
 
         Raises TypeError where only the end of an epoch tells.
         """
+        return items
 
     @abstractmethod
     def signature(self) -> str | None:
@@ -356,6 +357,15 @@ class StreamStage(ChainStage):
 def first_with(stages: Iterable[ChainStage], has: Callable[[Traits], object]) -> ChainStage | None:
     """Return the first stage whose traits pass a test, or None."""
     return next((stage for stage in stages if has(stage.traits)), None)
+
+
+def refuse_behind(
+    call: str, before: ChainView, has: Callable[[Traits], object], instead: str
+) -> None:
+    """Raise CombinationError where a stage before passes a test; ``instead``: what to do."""
+    stage = first_with(before.stages, has)
+    if stage is not None:
+        raise CombinationError(f".{call} cannot follow {stage.name}: {instead}")
 
 
 def followed(stages: Iterable[ChainStage], by: Iterable[ChainStage]) -> tuple[ChainStage, ...]:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,11 @@ from stoker.basics import pytree, resources
 from stoker.basics.buffers import allocate_aligned
 from stoker.basics.signals import pass_on
 from stoker.engine.items import DoneTask, DrivenStream, Item, PulledStream, WouldBlock, with_value
-from stoker.engine.padding_mask import PaddingMask
-from stoker.engine.setup import StreamContext
-from stoker.engine.work.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.setup import PaddingMask, StreamContext
+from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import CombinationError, StageError
-from stoker.stages.stage import ChainView, StreamStage, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, StreamStage, Traits, refuse_behind
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.
@@ -117,12 +115,34 @@ class To(StreamStage):
 
     Attributes:
         device: the name of a device of torch; or a ``jax.Device`` or ``jax.sharding.Sharding``.
+        out: tensors there, in a batch's structure, that each batch is copied into; or None.
     """
 
     device: Any
+    out: Any = field(default=None, compare=False, repr=False)
     traits = Traits(moves=True)
     kind = None
     is_decided = False
+
+    @staticmethod
+    def of_torch(device: Any, out: Any) -> To:
+        """Check the arguments of ``.to_torch()``."""
+        name = _torch_device(device)
+        if out is not None:
+            import torch
+
+            place = torch.device(name)
+            for path, leaf in zip(pytree.leaf_names(out), pytree.leaves(out), strict=True):
+                if not isinstance(leaf, torch.Tensor):
+                    raise TypeError(
+                        f".to_torch(out=...) takes tensors, in the structure of a batch, not "
+                        f"{type(leaf).__name__} at {path!r}"
+                    )
+                if leaf.device.type != place.type or place.index not in (None, leaf.device.index):
+                    raise ValueError(
+                        f".to_torch({name!r}, out=...): the tensor at {path!r} is on {leaf.device}"
+                    )
+        return To(name, out)
 
     @staticmethod
     def of_jax(place: Any) -> To:
@@ -149,13 +169,20 @@ class To(StreamStage):
         """Return the mover for this device."""
         if is_jax_place(self.device):
             return JaxMover(self.device, self.name)
-        return Mover(self.device)
+        return Mover(self.device, self.out)
+
+    def followed_by(self, stage: ChainStage) -> To:
+        """Refuse a stage behind tensors that the next batch overwrites."""
+        if self.out is not None:
+            raise CombinationError(
+                f"{stage.name} cannot follow .to_torch(out=...), which writes the next batch over "
+                "these tensors: put it last"
+            )
+        return self
 
     def bind(self, before: ChainView) -> To:
         """Check that batches come here, from the host."""
-        stage = first_with(before.stages, lambda t: t.moves)
-        if stage is not None:
-            raise CombinationError(f".{self.name} cannot follow {stage.name}: move once")
+        refuse_behind(self.name, before, lambda t: t.moves, "move once")
         if not before.is_batched:
             raise CombinationError(f".{self.name} moves batches: put .batch(n) before it")
         return self
@@ -165,14 +192,11 @@ class To(StreamStage):
             upstream, self.mover(), context.address, context.worker_pool, context.mask
         )
 
-    def count(self, items: int) -> int:
-        return items
-
     def signature(self) -> None:
         return None
 
 
-def torch_device(device: Any) -> str:
+def _torch_device(device: Any) -> str:
     """Return a device's name after checking it.
 
     Raises:
@@ -244,16 +268,20 @@ class Mover:
     On the CPU, NumPy arrays become tensors that share their memory, and nothing is copied.
     Elsewhere each batch is copied on a side stream, which the consumer's stream waits for only when
     the batch is handed over; what does not lie in pinned memory is first written there.
+
+    With ``out``, a batch is copied into these tensors when it is handed over, on the device and in
+    the consumer's stream: behind all that reads the one before it.
     """
 
     # Staging buffers: one being copied from, one being filled. More would pin memory and hide
     # nothing.
     STAGES = 2
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, out: Any = None) -> None:
         import torch
 
         self._torch = torch
+        self._out = out
         self._device = torch.device(device)
         self.name = To(device).name
         self._side: Any = None
@@ -276,6 +304,10 @@ class Mover:
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; the returned function waits for it and gives it."""
+        finish = self._start(batch)
+        return finish if self._out is None else lambda: self._write(finish())
+
+    def _start(self, batch: Any) -> Callable[[], Any]:
         if self._side is None:
             moved = pytree.map_leaves(self._directly, batch)
             return lambda: moved
@@ -300,6 +332,22 @@ class Mover:
             return pytree.map_leaves(self._sparse, moved)
 
         return finish
+
+    def _write(self, moved: Any) -> Any:
+        names, tensors = pytree.leaf_names(self._out), pytree.leaves(self._out)
+        parts = pytree.leaves_like(self._out, moved)
+        for name, tensor, part in zip(names, tensors, parts, strict=True):
+            found, wanted = (
+                f"{tuple(each.shape)} of {each.dtype}" if pytree.is_tensor(each) else repr(each)
+                for each in (part, tensor)
+            )
+            if found != wanted:
+                raise ValueError(
+                    f"at {name!r} the batch has {found}, and out= {wanted}"
+                    " (.batch(n, drop_last=True) makes no short batch)"
+                )
+            tensor.copy_(part)
+        return self._out
 
     def close(self) -> None:
         """Wait until the device has read all memory of batches, and let go of it."""

@@ -17,7 +17,7 @@ from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.errors import StateError
 from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order
 from stoker.stages.stage import ChainView, StreamStage, Traits
@@ -41,7 +41,7 @@ class Windows(StreamStage):
 
     def bind(self, before: ChainView) -> Windows:
         """Check that single examples come here, and the first windows of them."""
-        check_in_order(f".{self.stage.describe()}", before)
+        check_in_order(self.stage.describe(), before)
         for output in (0, 1):
             self.inputs(output)
         return self

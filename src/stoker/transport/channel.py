@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.transport.flatten import ALIGNMENT, Flattener
+from stoker.transport.flatten import Flattener, address_of, align
 
 # An arena grows in steps of this size, so that arrays of varying sizes do not resize it each time.
 # Chosen, not measured.
@@ -42,7 +42,6 @@ class Arena:
 
     @classmethod
     def create(cls) -> Arena:
-        """Return a new arena."""
         return cls(os.memfd_create("stoker", os.MFD_CLOEXEC))
 
     @property
@@ -56,16 +55,13 @@ class Arena:
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised array in the arena, which ``put`` need not copy.
-
-        It may be used until the next ``put``.
-        """
+        """Return an uninitialised array in the arena, which the next ``put`` need not copy."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALL_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
         start = self._end
-        self._end = _align(start + size)
+        self._end = align(start + size)
         self._grow(self._end)
         array: NDArray[Any] = np.ndarray(shape, dtype, self._memory(self._end), start)
         self._own_arrays.append((array, start))
@@ -76,12 +72,12 @@ class Arena:
 
         Buffers of arrays that ``array`` returned are in the arena already and are not copied.
         """
-        own_starts = {_address(array): start for array, start in self._own_arrays}
+        own_starts = {address_of(array): start for array, start in self._own_arrays}
         end, spans, copied = self._end, [], []
         for buffer in buffers:
-            start = own_starts.get(_address(np.asarray(buffer))) if own_starts else None
+            start = own_starts.get(address_of(np.asarray(buffer))) if own_starts else None
             if start is None:
-                start, end = end, _align(end + buffer.nbytes)
+                start, end = end, align(end + buffer.nbytes)
                 copied.append((start, buffer))
             spans.append((start, buffer.nbytes))
         self._grow(end)
@@ -116,11 +112,7 @@ class Arena:
 
 
 class Unloadable(Exception):
-    """A received value cannot be unpickled; the cause says why.
-
-    Attributes:
-        slot: the slot through which the value came.
-    """
+    """A value that came through ``slot`` cannot be unpickled; the cause says why."""
 
     def __init__(self, slot: int) -> None:
         super().__init__(slot)
@@ -128,10 +120,7 @@ class Unloadable(Exception):
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
-    """Send a value; its arrays go through the arena of ``slot``, or the pipe if that is None.
-
-    Raises pickle's errors.
-    """
+    """Send a value; its arrays go through the arena of ``slot``, or the pipe if that is None."""
     if arena is None:
         header, spans = pickle.dumps(value), list[Span]()
     else:
@@ -143,10 +132,7 @@ def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> 
 
 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
-    """Receive a value; return the slot through which it came, and the value.
-
-    The value's arrays are views of that slot's arena. Raises Unloadable if unpickling fails.
-    """
+    """Receive a value, whose arrays are views of a slot's arena; return the slot and the value."""
     slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()
     arena = arenas[slot]
@@ -154,12 +140,3 @@ def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int
         return slot, pickle.loads(header, buffers=arena.get(spans) if arena is not None else ())
     except Exception as error:
         raise Unloadable(slot) from error
-
-
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -22,13 +22,10 @@ ALIGNMENT = 64
 
 
 class Flattener:
-    """Pickles a value into a header; the bytes of its arrays and tensors become buffers.
+    """Pickles a value into a header; the bytes of its arrays and tensors become ``buffers``.
 
     An array that occurs twice in the value is one array in the result. Subclasses of arrays and
     tensors, and tensors that are not dense or not on the CPU, are pickled by their own methods.
-
-    Attributes:
-        buffers: the buffers, in order, each contiguous.
     """
 
     read_only = False
@@ -116,9 +113,20 @@ def _tensor(name: str | None, *parts: Any) -> Any:
     return tensor if name is None else tensor.view(getattr(torch, name))
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Return where an array's memory begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def align(size: int) -> int:
+    """Return a size as a whole number of ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def aligned_offsets(sizes: Sequence[int]) -> list[int]:
     """Return aligned offsets for consecutive buffers of these sizes, and the end of the last."""
     starts = [0]
     for size in sizes:
-        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        starts.append(starts[-1] + align(size))
     return starts

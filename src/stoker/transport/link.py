@@ -5,7 +5,8 @@ TLS 1.3 encrypts it, and each end shows a certificate that only processes of the
 ends' random nonces, before a frame is read. Without encryption (``insecure=True`` at both ends)
 that proof is all: frames can then be read and changed on their way.
 
-A frame is a short header and a body of any length.
+A frame is a short header and a body of any length. Addresses are texts: ``host:port``, or
+``[host]:port`` for IPv6.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import numpy as np
 
 from stoker.basics import process
 from stoker.basics.signals import finalize
-from stoker.transport.address import split_address
 from stoker.transport.secret import Secret, another_token
 
 # The most that this side allocates for a peer's header. The largest one in use, 2**14 cache keys of
@@ -369,3 +369,37 @@ def _prepare(
 
 def _byte_view(memory: Buffer) -> memoryview:
     return memoryview(memory)  # type: ignore[arg-type]  # arrays have buffers; Python 3.11 has no name for that
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``, or of ``[host]:port`` with an IPv6 address.
+
+    Raises ValueError for other texts.
+    """
+    host, separator, port = address.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if is_bracketed:
+        host = host[1:-1]
+    is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if not (separator and host and is_port) or (":" in host and not is_bracketed):
+        raise ValueError(
+            f"an address must be host:port, or [host]:port for IPv6, but it is {address!r}"
+        )
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return ``host:port``, the inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local_host_towards(host: str) -> str:
+    """Return this host's address on the interface that leads to another host.
+
+    Nothing is sent. Raises OSError if there is no such interface.
+    """
+    # Any port will do (9 is "discard"): connecting a datagram socket sends nothing.
+    family, _, _, _, address_there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address_there)
+        return str(probe.getsockname()[0])

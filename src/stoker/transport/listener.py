@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from stoker.basics import process
 from stoker.basics.future import start_thread
-from stoker.transport.address import join_address
-from stoker.transport.link import Link, LinkError
+from stoker.transport.link import Link, LinkError, join_address
 from stoker.transport.secret import Secret
 
 # How long a client may take to prove that it belongs to the cluster. bench/results/encryption.json:

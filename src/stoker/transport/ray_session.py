@@ -22,8 +22,7 @@ def check_installed(feature: str) -> None:
 def require_ray(feature: str) -> Any:
     """Return the ``ray`` module, connected to the cluster that this process has joined.
 
-    Raises ClusterError if the process has joined no cluster, or was forked from one that has;
-    the message names ``feature``.
+    Raises ClusterError, which names ``feature``, if it has joined none, or was forked since.
     """
     import ray
 

@@ -19,7 +19,6 @@ import ssl
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from stoker.errors import TokenError
 
@@ -49,7 +48,6 @@ class Certificates:
     """The certificate that signed all certificates of the cluster."""
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return the TLS context. Raises TokenError for unusable files."""
         context = _new_context(server)
         for path in (self.certificate, self.key, self.authority):
             # OpenSSL would wait for the writer of a named pipe.
@@ -70,11 +68,8 @@ class Certificates:
 class Secret:
     """What one end of a connection has, to prove that it belongs to the cluster, and to encrypt.
 
-    Attributes:
-        token: the cluster's secret, 32 bytes.
-        certificates: those of this host; None: the token's own.
-        insecure: whether to encrypt nothing, unless this host has certificates: the user trusts the
-            network. Both ends must be told so.
+    ``token``: 32 bytes. ``certificates``: those of this host; None: the token's own. ``insecure``:
+    whether to encrypt nothing, unless this host has certificates; both ends must be told so.
     """
 
     token: bytes = field(repr=False)
@@ -89,8 +84,7 @@ class Secret:
     def context(self, *, server: bool) -> ssl.SSLContext | None:
         """Return the TLS context; None for a connection that is not encrypted.
 
-        Raises TokenError for unusable files; ImportError without cryptography, if this host has no
-        certificates.
+        Raises TokenError for unusable files; ImportError if cryptography is needed and missing.
         """
         if self.certificates is not None:
             return self.certificates.context(server=server)
@@ -132,7 +126,6 @@ class Secret:
 
 
 def another_token(peer: str) -> str:
-    """Return the message for a peer of another cluster."""
     return (
         f"{peer} has another token, so it belongs to another cluster. Copy the token file of one "
         "host to all hosts of the cluster"
@@ -145,7 +138,8 @@ def _token_context(token: bytes, server: bool) -> ssl.SSLContext:
     certificate, key = _make_certificate(token)
     context = _new_context(server)
     context.load_verify_locations(cadata=certificate.decode("ascii"))
-    with _nameless_file() as file:  # OpenSSL loads keys from files only
+    # OpenSSL loads keys from files only; this one has no name.
+    with os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b") as file:
         file.write(key + certificate)
         file.flush()
         context.load_cert_chain(f"/dev/fd/{file.fileno()}")
@@ -179,9 +173,7 @@ def _make_certificate(token: bytes) -> tuple[bytes, bytes]:
         .sign(key, None)
     )
     return certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
@@ -194,10 +186,6 @@ def _new_context(server: bool) -> ssl.SSLContext:
     if server:
         context.num_tickets = 0  # otherwise tickets, which nobody uses, would be sent first
     return context
-
-
-def _nameless_file() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("stoker-key", os.MFD_CLOEXEC), "w+b")
 
 
 def host_certificates() -> Certificates | None:
@@ -224,7 +212,6 @@ def host_certificates() -> Certificates | None:
 
 
 def new_token() -> bytes:
-    """Return a new secret: 32 random bytes."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
@@ -235,10 +222,7 @@ def token_path() -> Path:
 
 
 def read_token(path: Path) -> bytes:
-    """Read a token: 64 hexadecimal digits in a file that no other user can read.
-
-    Raises TokenError.
-    """
+    """Read a token: 64 hexadecimal digits in a file that no other user can read, or TokenError."""
     try:
         # Not blocking: opening a named pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -273,10 +257,7 @@ def read_token(path: Path) -> bytes:
 
 
 def make_token_file(path: Path) -> bytes:
-    """Return the token in a file; if the file is missing, write a new token, atomically.
-
-    Raises TokenError.
-    """
+    """Return the token in a file; if the file is missing, write a new token, atomically."""
     # Readable by the user alone: anybody who can read the token may join the cluster.
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")

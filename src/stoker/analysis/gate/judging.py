@@ -140,8 +140,13 @@ def write_record(record: GateRecord, path: Path) -> None:
 
 def write_text(record: GateRecord) -> str:
     """Describe the outcome for the terminal."""
-    lines = [_describe(judgement) for judgement in record.judgements]
-    return "\n".join([*lines, *_list_remarks(record)])
+    lines, host = [_describe(judgement) for judgement in record.judgements], record.host
+    if host is not None and host.is_busy:
+        lines.append(
+            f"The machine was busy: others used {host.others_cores + host.steal_cores:.1f} of "
+            f"{host.cores} processors during the runs."
+        )
+    return "\n".join(lines)
 
 
 def show_figure(metric: str, value: float) -> str:
@@ -155,22 +160,16 @@ def show_figure(metric: str, value: float) -> str:
 
 def _describe(judgement: Judgement) -> str:
     """Describe a judgement in a line."""
+    name = judgement.metric + {"ratio": " / base", "difference": " - base"}.get(judgement.form, "")
+    # Student's t does not know that no time, share or speed is below 0.
+    lowest = 0.0 if judgement.form == "value" else judgement.low
+    ends = judgement.value, max(lowest, judgement.low), judgement.high, judgement.threshold
+    value, low, high, threshold = (_show(judgement, each) for each in ends)
     return (
-        f"{judgement.verdict}: {judgement.condition}: {_name(judgement)} "
-        f"{_interval(judgement)}, threshold {_show(judgement, judgement.threshold)}"
+        f"{judgement.verdict}: {judgement.condition}: {name} {value} ({low} to {high}), threshold "
+        f"{threshold}"
         + ("; more --runs narrow the interval" if judgement.verdict == UNDECIDED else "")
     )
-
-
-def _list_remarks(record: GateRecord) -> list[str]:
-    """Return remarks on the machine."""
-    host = record.host
-    if host is None or not host.is_busy:
-        return []
-    taken = host.others_cores + host.steal_cores
-    return [
-        f"The machine was busy: others used {taken:.1f} of {host.cores} processors during the runs."
-    ]
 
 
 def _show(judgement: Judgement, value: float) -> str:
@@ -178,17 +177,3 @@ def _show(judgement: Judgement, value: float) -> str:
         return f"{value:.3f}"
     shown = show_figure(judgement.metric, value)
     return f"+{shown}" if judgement.form == "difference" and value >= 0 else shown
-
-
-def _name(judgement: Judgement) -> str:
-    if judgement.form == "ratio":
-        return f"{judgement.metric} / base"
-    return f"{judgement.metric} - base" if judgement.form == "difference" else judgement.metric
-
-
-def _interval(judgement: Judgement) -> str:
-    # Student's t does not know that no time, share or speed is below 0.
-    lowest = 0.0 if judgement.form == "value" else judgement.low
-    ends = judgement.value, max(lowest, judgement.low), judgement.high
-    value, low, high = (_show(judgement, each) for each in ends)
-    return f"{value} ({low} to {high})"

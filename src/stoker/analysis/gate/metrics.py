@@ -41,15 +41,11 @@ class RunFigures(msgspec.Struct, frozen=True):
 def measure_run(ranks: Sequence[RankTrace]) -> RunFigures:
     """Return the figures of the ranks of a job. Raises ValueError if they have too few batches."""
     each = [_measure_rank(rank) for rank in ranks]
-    return RunFigures(
-        stall=max(one.stall for one in each),
-        rate=min(one.rate for one in each),
-        wait_p50=max(one.wait_p50 for one in each),
-        wait_p95=max(one.wait_p95 for one in each),
-        wait_p99=max(one.wait_p99 for one in each),
-        startup=max(one.startup for one in each),
-        batches=min(one.batches for one in each),
-    )
+    worst = {
+        name: (min if name in (*FALLS, "batches") else max)(getattr(one, name) for one in each)
+        for name in RunFigures.__struct_fields__
+    }
+    return RunFigures(**worst)
 
 
 def _measure_rank(rank: RankTrace) -> RunFigures:

@@ -136,6 +136,15 @@ def without_work(case: Measured, later_s: float) -> Measured:
     )
 
 
+def with_work_on_device(case: Measured, share: float, step_s: float) -> Measured:
+    """Return the job with a share of preparing in its steps, by ``step_s`` an example longer."""
+    return replace(
+        with_faster_prep(case, 1.0 / max(0.01, 1.0 - share)),
+        ingestion=1.0 / (1.0 / case.ingestion + step_s),
+        step_cpu_s=case.step_cpu_s + step_s * case.trains_on_cpu,
+    )
+
+
 def predict_gain(
     report: Report,
     after: Change = NOTHING,

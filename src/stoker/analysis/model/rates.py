@@ -7,12 +7,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from stoker.analysis.cold_reads import Reads
-from stoker.analysis.model.report import AsItIs, Rate, TransformCost
+from stoker.analysis.model.report import AsItIs, Cost, Rate
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Turn
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
+from stoker.analysis.probe.step_parts import PARTS
 
 # The number of blocks of a measurement: each is long enough for whole bursts of workers, and eight
 # are enough for an interval (Student's t is then 2.4).
@@ -20,6 +22,8 @@ _BLOCKS = 8
 # Fewer looks tell nothing: 100 looks alone give intervals of up to 20 percent. Pieces with less of
 # the time are not worth naming. Chosen, not measured.
 _FEWEST_LOOKS, _SMALLEST_SHARE = 100, 0.03
+# Of a step.
+_SMALLEST_PART = 0.005
 
 
 # Student's t of a two-sided 95 % interval, for 1 to 30 degrees of freedom. Not a bootstrap: that of
@@ -92,12 +96,60 @@ def count_ahead(rank: RankTrace) -> int:
 def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float]:
     """Return the job as it is, without start-up and evaluations.
 
-    Also return the fraction of that time inside the ``next()`` of other training loaders. If an
-    epoch is too short for a steady state, everything after its first batch counts. The last step of
-    an epoch is none, as in ``find_steps``.
+    Also return the fraction of that time inside the ``next()`` of other training loaders.
     """
-    workers, ahead = rank.workers, count_ahead(rank)
-    steps: list[tuple[bool, float, float, float]] = []
+    steps, startup_s = _list_steady(rank)
+    rate = _estimate_step_rate([step.lasted_s for step in steps], batch, rank.workers)
+    if rate is None:
+        return None, 0.0
+    total = sum(step.lasted_s for step in steps)
+    waited, others = sum(step.waited_s for step in steps), sum(step.others_s for step in steps)
+    return AsItIs(rate, waited / total, startup_s or 0.0), others / total
+
+
+def estimate_step_costs(rank: RankTrace) -> list[Cost]:
+    """Return where the time of a step goes in the job as it is; none if PyTorch tells nothing."""
+    steps, _ = _list_steady(rank)
+    if not any(sum(step.parts_ns) for step in steps):
+        return []
+    blocks = []
+    for number in range(min(_BLOCKS, len(steps))):
+        some = steps[number::_BLOCKS]
+        spent_s = {"waiting for data": sum(step.waited_s + step.others_s for step in some)}
+        for part, name in enumerate(PARTS):
+            spent_s[name] = sum(step.parts_ns[part] for step in some) / 1e9
+        total_s = sum(step.lasted_s for step in some)
+        blocks.append((spent_s | {"the rest": total_s - sum(spent_s.values())}, total_s))
+    costs = []
+    for name in blocks[0][0]:
+        # A block without the part counts, too.
+        share = estimate_rate([(spent_s[name] + 1e-12, total_s) for spent_s, total_s in blocks])
+        if share is not None and share.value >= _SMALLEST_PART:
+            seconds = share.value * sum(total_s for _, total_s in blocks) / len(steps)
+            costs.append(Cost(name, share, seconds))
+    return sorted(costs, key=lambda cost: -cost.seconds)
+
+
+class _SteadyStep(NamedTuple):
+    """A step of the job as it is."""
+
+    ends: bool
+    """Whether it is the last one of its epoch."""
+    lasted_s: float
+    waited_s: float
+    others_s: float
+    """Inside the ``next()`` of other training loaders."""
+    parts_ns: tuple[int, ...]
+
+
+def _list_steady(rank: RankTrace) -> tuple[list[_SteadyStep], float | None]:
+    """Return the steps of the job as it is, and the seconds to its first batch.
+
+    If an epoch is too short for a steady state, everything after its first batch counts. The last
+    step of an epoch is none, as in ``find_steps``.
+    """
+    ahead = count_ahead(rank)
+    steps: list[_SteadyStep] = []
     startup_s = None
     started_ns = 0
     evaluations = _find_evaluations(rank.rows, rank.slot)
@@ -120,13 +172,11 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
             lasted_s = (following.entered_ns - row.entered_ns) / 1e9
             others_s = sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
             wait_s = (row.left_ns - row.entered_ns) / 1e9
-            steps.append((following.event == records.END, lasted_s, wait_s, others_s))
-    steps = [step for step in steps if not step[0]] or steps
-    rate = _estimate_step_rate([step[1] for step in steps], batch, workers)
-    if rate is None:
-        return None, 0.0
-    total, waited, others = (sum(step[at] for step in steps) for at in (1, 2, 3))
-    return AsItIs(rate, waited / total, startup_s or 0.0), others / total
+            pairs = zip(row.parts_ns, following.parts_ns, strict=True)
+            parts_ns = tuple(after - before for before, after in pairs)
+            ends = following.event == records.END
+            steps.append(_SteadyStep(ends, lasted_s, wait_s, others_s, parts_ns))
+    return [step for step in steps if not step.ends] or steps, startup_s
 
 
 def _find_evaluations(rows: Sequence[Row], slot: int) -> set[int]:
@@ -341,9 +391,7 @@ def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float
     return max(1, these[0].workers) * max(0.0, 1 / rates[0].value - 1 / rates[1].value)
 
 
-def estimate_costs(
-    batches: Sequence[Mapping[str, int]], drains: Sequence[Drain]
-) -> list[TransformCost]:
+def estimate_costs(batches: Sequence[Mapping[str, int]], drains: Sequence[Drain]) -> list[Cost]:
     """Return the cost of each piece of work, the largest first, from looks at each batch.
 
     None if there are too few looks.
@@ -367,11 +415,11 @@ def estimate_costs(
         spread = estimate_rate([(block[name] + 1e-9, block.total()) for block in blocks])
         if spread is not None and value >= _SMALLEST_SHARE:
             share = Rate(value, min(value, spread.low), max(value, min(1.0, spread.high)))
-            costs.append(TransformCost(name, share, value * made_s))
+            costs.append(Cost(name, share, value * made_s))
     return costs
 
 
-def estimate_stage_costs(stages: Mapping[str, Rate]) -> list[TransformCost]:
+def estimate_stage_costs(stages: Mapping[str, Rate]) -> list[Cost]:
     """Return the cost of each stage of a pipeline, from examples/s on one worker."""
     total_s = sum(1.0 / rate.value for rate in stages.values())
     costs = []
@@ -379,7 +427,7 @@ def estimate_stage_costs(stages: Mapping[str, Rate]) -> list[TransformCost]:
         ends = 1.0 / rate.high / total_s, min(1.0, 1.0 / max(rate.low, 1e-9) / total_s)
         share = Rate(1.0 / rate.value / total_s, *ends)
         if share.value >= _SMALLEST_SHARE:
-            costs.append(TransformCost(name, share, 1.0 / rate.value))
+            costs.append(Cost(name, share, 1.0 / rate.value))
     return costs
 
 

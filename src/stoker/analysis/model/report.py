@@ -228,15 +228,25 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of its output."""
 
 
-class TransformCost(msgspec.Struct, frozen=True):
-    """The cost of a piece of the work of preparing."""
+class Cost(msgspec.Struct, frozen=True):
+    """The cost of a piece of the work of preparing, or of a training step."""
 
     name: str
-    """A transform's class, a function, or a stage of a pipeline."""
+    """A transform's class, a function, a stage of a pipeline, or a part of the step."""
     share: Rate
-    """Of the time in which workers make batches."""
+    """Of the time in which workers make batches, or of the step."""
     seconds: float
-    """Of a worker, for an example."""
+    """Of a worker, for an example; or of the training process, for a step."""
+
+
+class DeviceTrial(msgspec.Struct, frozen=True):
+    """A transform that was tried on a whole batch, where training computes."""
+
+    name: str
+    seconds: float
+    """For a batch."""
+    device: str | None
+    """None: there was no device, and a thread of a processor stood for it."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,10 +304,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
     """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
-    transforms: list[TransformCost] = []
+    transforms: list[Cost] = []
     """The cost of each transform, by samples of the workers' stacks with the data in memory, or of
     each stage of a pipeline; of pieces that take 3 % or more. ``reasons["transforms"]`` says why
     there is none."""
+    on_device: list[DeviceTrial] = []
+    """Of the transforms, those that take a batch of images and keep its shape."""
+    step: list[Cost] = []
+    """Where the time of a step goes in the job as it is, on the host: waiting for data, what
+    PyTorch tells of, and the rest; the largest first. Empty where it tells nothing."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -340,19 +355,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
         ``stoker analyze --details`` and the page show all of it.
         """
-        best = self.first_action
-        lines = [self.verdict + "."]
-        if best is not None:
-            lines += [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
-        elif self.bound != "compute" and self.prep:
-            top = next(iter(self.transforms), None)
-            why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
-            lines.append(f"Nothing in the loader will help{why}.")
-            lines += [
-                f"{each.condition[0].upper()}{each.condition[1:]}: {each.title}."
-                for each in self.actions[:1]
-                if each.condition
-            ]
+        lines = [self.verdict + ".", *self.what_to_do]
         # The interval of the verdict says already how little is known of the shares.
         lines += [f"Uncertain: {each}." for each in self.doubts[len(self.untold) :][:2]]
         if self.transforms and self.bound != "compute":
@@ -366,22 +369,44 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             )
         return "\n".join(lines)
 
+    @property
+    def what_to_do(self) -> list[str]:
+        """The first action and what applies it, which is indented; or why there is none."""
+        best = self.first_action
+        if best is not None:
+            return [f"{self._describe(best)}.", f"  {self._write_command(best)}"]
+        if self.bound == "compute" or not self.prep:
+            return []
+        top = next(iter(self.transforms), None)
+        why = f": {top.name} is {top.share.value:.0%} of preparing" if top else ""
+        lines = [f"Nothing in the loader will help{why}."]
+        known = next((each for each in self.actions if each.condition), None)
+        if known is not None and known.gain.value >= _WORTH_DOING:
+            lines.append(
+                f"{known.condition[0].upper()}{known.condition[1:]}: {known.title} "
+                f"({known.gain.value:.2f} times as fast)."
+            )
+        return lines
+
+    @property
+    def script(self) -> str:
+        """The command of the script, without its interpreter."""
+        return " ".join(self.command[Path(self.command[0]).name.startswith("python") :])
+
     def _describe(self, action: Action) -> str:
         """Return an action with its gain, the time that it saves, and its safety."""
         gain, run_s = action.gain, self.run_s or 3600.0
-        saved, whole = (format_rounded(each / 60) for each in (run_s - run_s / gain.value, run_s))
+        unit_s, unit = (60.0, "minutes") if run_s >= 60.0 else (1.0, "seconds")
+        saved, whole = (format_rounded(s / unit_s) for s in (run_s - run_s / gain.value, run_s))
         whole = whole if self.run_s else f"each {whole}"
         return (
             f"{action.title[0].upper()}{action.title[1:]}: {gain.value:.2f} times as fast "
-            f"({gain.low:.2f} to {gain.high:.2f}), which saves {saved} of {whole} minutes"
+            f"({gain.low:.2f} to {gain.high:.2f}), which saves {saved} of {whole} {unit}"
         ) + (f". {action.safety[0].upper()}{action.safety[1:]}" if action.safety else "")
 
     def _write_command(self, action: Action) -> str:
         """Return what applies an action."""
-        if action.options is None:
-            return action.code
-        is_python = Path(self.command[0]).name.startswith("python")
-        return f"stoker run {' '.join(self.command[is_python:])}"
+        return action.code if action.options is None else f"stoker run {self.script}"
 
     @property
     def first_action(self) -> Action | None:

@@ -69,6 +69,8 @@ class RankTrace:
     examples in a cache."""
     sampled: list[dict[str, int]] = field(default_factory=list)
     """Looks at the code that makes a batch, with the data in memory, by the name of the work."""
+    moved: dict[str, Any] = field(default_factory=dict)
+    """"seconds" that each transform took for a batch on the "device", by name."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that was in the page cache, and connections. ``unread``: the job had
     not read the examples for which the file was opened."""

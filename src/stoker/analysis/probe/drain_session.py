@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import example, stacks, workers
+from . import device_trial, example, stacks, workers
 from .records import read_json, write_json
 from .replay import list_tensors
 
@@ -91,6 +91,9 @@ class DrainSession:
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
+                    elif command["do"] == "move":
+                        torch, names = self._process.torch, command["names"]
+                        self._answer(device_trial.try_on_device(self._replayed, names, torch))
                     elif command["do"] == "keep":
                         self._answer(self._drains.keep_examples(command))
                     elif command["do"] == "alternate":

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, pipeline_session, replay, stacks, workers
+from . import drain_session, pipeline_session, replay, stacks, step_parts, workers
 from .builders import hook_loaders, note_builders
 from .loaders import LoaderState, ProbedProcess
 from .records import (
@@ -50,11 +50,6 @@ def attach_stateful(module: ModuleType, folder: str) -> None:
     """Put the hooks on torchdata's loader, which has an ``__iter__`` of its own."""
     if _cover is not None:
         _cover(module.StatefulDataLoader)
-
-
-def watch_backward(module: ModuleType, folder: str) -> None:
-    """Count the backward passes (``torch.autograd``)."""
-    backward_watch.watch_backward(module)
 
 
 def attach(module: ModuleType, folder: str) -> None:
@@ -235,7 +230,7 @@ def _time(
     entered = _clock()
     kind = ERROR
     try:
-        batch = advance(iterator)
+        batch = step_parts.leave_out(advance, iterator)
         kind = BATCH
         seen.count = number + 1
         return batch

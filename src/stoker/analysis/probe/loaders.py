@@ -19,7 +19,7 @@ import weakref
 from multiprocessing import util
 from typing import Any, NoReturn
 
-from . import backward_watch, replay
+from . import replay, step_parts
 from .builders import name_loader
 from .records import SLOTS, Recorder, find_places, read_json, write_json
 from .state import find_changes, read_state
@@ -118,7 +118,7 @@ class LoaderState:
     def note_epoch(self, iterator: Any, entered: int, kind: int) -> None:
         """Note that an iterator was made."""
         self.epoch += 1
-        passes = backward_watch.count_passes()
+        passes = step_parts.count_passes()
         self._barren = self._barren + 1 if passes == self._before else 0
         self._passes = self._before = passes
         iterator.__dict__["_stoker"] = self
@@ -127,7 +127,7 @@ class LoaderState:
 
     def has_learned(self) -> bool:
         """Return whether a backward pass began since this was asked last, or the epoch began."""
-        before, self._passes = self._passes, backward_watch.count_passes()
+        before, self._passes = self._passes, step_parts.count_passes()
         return self._passes != before
 
     @property
@@ -136,7 +136,7 @@ class LoaderState:
 
         At its first batch that is not known, unless epochs have one.
         """
-        passes = backward_watch.count_passes()
+        passes = step_parts.count_passes()
         always = not passes or self.length == 1 or self._barren >= _MOST_BARREN
         return always or passes > self._before
 

@@ -15,15 +15,17 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .step_parts import PARTS, spent_ns
+
 # Larger than any batch number, so a loader with it is never replayed or taken over.
 NEVER = 1 << 62
 # Loaders that a process may have; later ones are not recorded. Scripts have two or three.
 SLOTS = 32
 # Count of rows, seven to spare, then (replay_at, take_at) of each loader.
 HEADER = 8 + 2 * SLOTS
-# Calls of next(): 17 minutes at 1 ms. The file is sparse, and has 58 MB if it is full.
+# Calls of next(): 17 minutes at 1 ms. The file is sparse, and has 100 MB if it is full.
 _ROWS = 1 << 20
-_ROW = struct.Struct("7q")
+_ROW = struct.Struct(f"{7 + len(PARTS)}q")
 _WORK = struct.Struct("7q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
@@ -45,6 +47,8 @@ class Row(NamedTuple):
     kind: int
     cpu_ns: int
     """Processor time of this process, with all its threads; 0 if it was not taken."""
+    parts_ns: tuple[int, ...] = (0,) * len(PARTS)
+    """Time of each part of a step, in this process so far."""
 
     @property
     def event(self) -> int:
@@ -105,9 +109,9 @@ class Recorder:
         """Add a row."""
         at = self._next()
         if at < _ROWS:
-            _ROW.pack_into(
-                self._map, 8 * HEADER + 56 * at, slot, epoch, number, entered, left, kind, cpu
-            )
+            place = 8 * HEADER + _ROW.size * at
+            row = (slot, epoch, number, entered, left, kind, cpu)
+            _ROW.pack_into(self._map, place, *row, *spent_ns)
             self.header[0] = at + 1
 
 
@@ -125,7 +129,8 @@ class WatchedRows:
         """Return the list of all rows so far. The next call makes this same list longer."""
         start = 8 * HEADER + _ROW.size * len(self._rows)
         end = 8 * HEADER + _ROW.size * self.header[0]
-        self._rows.extend(Row(*values) for values in _ROW.iter_unpack(self._map[start:end]))
+        values = _ROW.iter_unpack(self._map[start:end])
+        self._rows.extend(Row._make((*each[:7], each[7:])) for each in values)
         return self._rows
 
     def close(self) -> None:

@@ -16,11 +16,12 @@ from stoker.analysis.model.changes import (
     with_faster_prep,
     with_kept,
     with_processes,
+    with_work_on_device,
     with_workers,
     without_work,
 )
 from stoker.analysis.model.formulas import most_workers, smallest_cache
-from stoker.analysis.model.model import Change, predict
+from stoker.analysis.model.model import Change, Measured, predict
 from stoker.analysis.model.report import (
     REDRAWN,
     SAME,
@@ -35,7 +36,7 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.probe.state import tell_changes, tell_moves
-from stoker.basics.resources import format_bytes
+from stoker.basics.resources import format_bytes, format_seconds
 
 # The largest echo factor that is advised. docs/evidence-method.md, batches of 32: echoed 4 times
 # they save fresh examples, echoed 8 times they need more than without an echo (0.72).
@@ -49,11 +50,44 @@ _SCALES = 0.8
 _WAITS = 0.5
 
 
+def forecast_move(report: Report) -> Action | None:
+    """Return what moving transforms to the device would do; None where none was tried there."""
+    costs = {cost.name: cost for cost in report.transforms}
+    tried = [each for each in report.on_device if each.name in costs]
+    own = find_prep(report)
+    if not tried or own is None:
+        return None
+    # Sending batches is a part of P, too.
+    taken_s = sum(costs[each.name].seconds for each in tried)
+    share = sum(costs[each.name].share.value for each in tried)
+    share = min(share, taken_s * own.value / max(1, report.loader.workers))
+    batch_s = sum(each.seconds for each in tried)
+    step_s = batch_s / report.loader.batch_size
+
+    def move(case: Measured) -> Measured:
+        return with_work_on_device(case, share, step_s)
+
+    job = to_measured(report)
+    before, after = predict(job), predict(move(job))
+    device = tried[0].device
+    where = f"on {device}" if device else "on one thread of a processor, which stands for a device"
+    names = " and ".join(each.name for each in tried)
+    return Action(
+        f"move {names} to the device, for whole batches{'' if device else ' (emulated)'}",
+        "images = transform(images.to(device)); in a pipeline .to_torch(device).random_map(fn)",
+        predict_gain(report, job=move),
+        f"{names}: {share:.0%} of preparing, and for a batch {format_seconds(batch_s)} {where}, by "
+        f"which each step is longer. Lost to preparing: {after.prep_stall:.0%} of the time, now "
+        f"{before.prep_stall:.0%}",
+        "if it draws anew for each example of a batch, or one draw for a batch is enough",
+    )
+
+
 def advise(report: Report) -> list[Action]:
     """Return the actions that would help, the largest gain first.
 
-    Echoing comes after them, as a repeat is not a fresh example, and then packing, which holds
-    under a condition. Raises ValueError for a report without G or P.
+    After them comes what holds under a condition: work on the device, echoing, as a repeat is not a
+    fresh example, and packing. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
@@ -63,7 +97,8 @@ def advise(report: Report) -> list[Action]:
         *_advise_caches(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += [*_advise_echo(report), *_advise_packing(report)]
+    move = forecast_move(report)
+    found += [*([move] if move else ()), *_advise_echo(report), *_advise_packing(report)]
     return [action for action in found if action.gain.value >= WORTH]
 
 

@@ -25,6 +25,7 @@ from stoker.analysis.model.formulas import fetch_rate, inverse
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
     Action,
+    DeviceTrial,
     Interval,
     Loader,
     Prepared,
@@ -46,7 +47,7 @@ from stoker.analysis.model.trace import (
 )
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.probe.state import tell_changes, tell_moves
-from stoker.analysis.reports.advice import advise
+from stoker.analysis.reports.advice import advise, forecast_move
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
 from stoker.basics import resources
 from stoker.version import __version__
@@ -88,6 +89,10 @@ def make_report(trace: Trace) -> Report:
         predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
+        move = forecast_move(shell)
+        if move is not None and move not in acts:
+            told = f"{move.title}: {move.gain.value:.2f} times as fast. {move.why}"
+            shell = msgspec.structs.replace(shell, notes=[*shell.notes, told])
     doubts = find_doubts(shell)
     if trace.out_of_time:
         doubts.append(f"the time for the analysis was up {trace.out_of_time}")
@@ -501,6 +506,11 @@ class _RankFindings:
             as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
             transforms=self.transforms,
+            on_device=[
+                DeviceTrial(name, seconds, rank.moved["device"])
+                for name, seconds in rank.moved.get("seconds", {}).items()
+            ],
+            step=rates.estimate_step_costs(rank),
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,

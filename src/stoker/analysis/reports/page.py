@@ -23,12 +23,13 @@ _STYLE = """
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: clamp(17px, 4.4vw, 30px); line-height: 1.25; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 0.6rem; }
-pre, .cyan { font-family: ui-monospace, monospace; font-size: clamp(9px, 2.7vw, 14px); }
-pre, td { white-space: pre-wrap; }
+pre, .cyan { font-family: ui-monospace, monospace; font-size: clamp(11px, 2.9vw, 14px); }
+pre, td, .caption { white-space: pre-wrap; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 0.95rem; }
 th, td { padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #8884; }
-th, td { text-align: left; vertical-align: top; overflow-wrap: normal; }
+th, td { text-align: left; vertical-align: top; }
+th, .right { overflow-wrap: normal; }
 .right { text-align: right; font-variant-numeric: tabular-nums; }
 td.right { white-space: pre; }
 .bar { font-size: clamp(4px, 1vw, 10px); vertical-align: middle; }
@@ -37,6 +38,7 @@ td.right { white-space: pre; }
 .green { color: #2f9e80; }
 .yellow { color: #c08420; }
 .red { color: #d05a46; }
+@media (max-width: 30rem) { th, td { padding-right: 0.4rem; } }
 @media print { tr, pre { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 _PAGE = """<!DOCTYPE html>
@@ -66,10 +68,14 @@ def write_page(report: Report, path: Path) -> None:
 
 def _list_parts(report: Report) -> Iterator[str]:
     headline, *rest = report.verdict.split(". ", 1)
-    yield f"<p>stoker analyze {escape(' '.join(report.command))}</p>"
+    yield f'<p class="dim">stoker analyze {escape(report.script)}</p>'
     yield f"<h1>{escape(headline)}</h1>"
     yield from (f"<p>{escape(sentences)}</p>" for sentences in rest)
-    yield from (f"<p>Uncertain: {escape(doubt)}</p>" for doubt in report.doubts)
+    for line in report.what_to_do:
+        kind = "pre" if line.startswith(" ") else "p"
+        yield f"<{kind}>{escape(line.strip())}</{kind}>"
+    if report.doubts:
+        yield f'<p class="dim">Uncertain: {escape("; ".join(report.doubts))}.</p>'
     yield from map(_write_part, terminal.list_parts(report))
     yield "<h2>What if</h2>"
     try:
@@ -100,7 +106,8 @@ def _write_text(text: object) -> str:
 def _write_table(table: Table) -> str:
     def write_row(kind: str, cells: tuple[object, ...], style: object = "") -> str:
         written = (
-            f'<{kind} class="{column.justify}">{_write_text(cell)}</{kind}>'
+            f'<{kind} class="{column.justify}" style="min-width: {column.min_width or 0}ch">'
+            f"{_write_text(cell)}</{kind}>"
             for column, cell in zip(table.columns, cells, strict=True)
         )
         return f'<tr class="{style or ""}">{"".join(written)}</tr>'
@@ -110,5 +117,5 @@ def _write_table(table: Table) -> str:
     if table.show_header:
         lines.insert(0, write_row("th", tuple(column.header for column in table.columns)))
     title = f"<h2>{_write_text(table.title)}</h2>" if table.title else ""
-    caption = f'<p class="dim">{_write_text(table.caption)}</p>' if table.caption else ""
+    caption = f'<p class="dim caption">{_write_text(table.caption)}</p>' if table.caption else ""
     return f'{title}<div class="table"><table>{"".join(lines)}</table></div>{caption}'

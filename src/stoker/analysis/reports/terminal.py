@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stoker.analysis.model.model import NOTHING, Change
-from stoker.analysis.model.report import Report
+from stoker.analysis.model.report import Cost, Report
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded, format_seconds
 
@@ -62,8 +62,14 @@ def list_parts(report: Report) -> Iterator[Text | Table]:
     """Return what is shown of a report, but for its verdict and doubts."""
     yield _draw_split(report)
     yield _make_rates_table(report)
+    if report.step:
+        title = "Where the time of a step goes" + (
+            "" if report.trains_on_cpu else ", on the host: a GPU works on when a call has returned"
+        )
+        yield _make_costs_table(report.step, "step", title)
     if report.transforms:
-        yield _make_costs_table(report)
+        title = "Cost of each transform, with the data in memory"
+        yield _make_costs_table(report.transforms, "example", title)
     if len(report.prep) > 1:
         yield _make_scaling_table(report)
     if len(report.ranks) > 1:
@@ -114,10 +120,11 @@ def _make_rates_table(report: Report) -> Table:
     return table
 
 
-def _make_costs_table(report: Report) -> Table:
-    columns = map(_NUMBER, ("ms an example", "share", "95 % interval"))
-    table = _TITLED("", *columns, title="Cost of each transform, with the data in memory")
-    for cost in report.transforms:
+def _make_costs_table(costs: list[Cost], of: str, title: str) -> Table:
+    columns = map(_NUMBER, (f"ms a{'n' * (of[0] == 'e')} {of}", "share", "95 % interval"))
+    # On a phone, too, names of one word have a line.
+    table = _TITLED(Column(min_width=12), *columns, title=title)
+    for cost in costs:
         share = cost.share
         interval = f"{100 * share.low:.0f} to {share.high:.0%}"
         table.add_row(Text(cost.name), f"{1e3 * cost.seconds:.3g}", f"{share.value:.0%}", interval)
@@ -176,16 +183,16 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    for doubt in report.doubts:
+        console.print(Text(f"Uncertain: {doubt}", style="bold"))
     for part in list_answer_parts(report, answer):
         console.print(part)
 
 
 def list_answer_parts(report: Report, answer: Answer) -> Iterator[Text | Table]:
-    """Return what is shown of an answer."""
+    """Return what is shown of an answer, but for doubts."""
     unit = report.loader.unit
     yield Text(f"{report.loader.name}  {report.loader.describes}")
-    for doubt in report.doubts:
-        yield Text(f"Uncertain: {doubt}", style="bold")
     yield Text(_describe_change(answer.change) + "\n")
     yield _make_outcomes_table(answer.outcomes, unit)
     yield from map(Text, _write_remarks(report, answer))

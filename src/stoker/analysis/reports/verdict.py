@@ -56,7 +56,8 @@ def write_verdict(report: Report) -> str:
     if report.rates.G is None:
         return (
             f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "
-            "G was not measured, so it is unknown how much of that time is lost"
+            "G was not measured, so it is unknown how much of that time is lost: measure longer "
+            "(stoker analyze --max-seconds 900), or on a quieter machine"
         )
     who = "Training" if report.trains_on_cpu else "The accelerator"
     if report.bound == "compute":
@@ -101,7 +102,7 @@ def explain_nothing_seen(trace: Trace) -> str:
             )
     else:
         text += (
-            ". The analyzer sees loops over torch.utils.data.DataLoader, in Python processes that "
-            "keep PYTHONPATH; for a stoker pipeline use stoker.analyze(pipeline, step)"
+            ". The analyzer sees loops over torch.utils.data.DataLoader, and over pipelines of "
+            "stoker, in Python processes that keep PYTHONPATH"
         )
     return text

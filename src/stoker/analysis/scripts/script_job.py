@@ -217,8 +217,9 @@ class ScriptJob:
         loader = replace_fields(found.loader, name=self._site)
         seconds = trace.seconds + found.seconds
         trace.report = replace_fields(
-            found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds
-        )
+            found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds,
+            step=rates.estimate_step_costs(trace.ranks[0]),
+        )  # fmt: skip
         self.done |= {"G", "drains"}
         raise Stopped
 
@@ -470,9 +471,17 @@ class ScriptJob:
     def sample_stacks(self) -> None:
         """Drain with the job's own workers, and look at their stacks. Raises Stopped."""
         self.say("P: looking at the code that prepares")
+        session = self._session
         with contextlib.suppress(DrainFailed):
             workers = self._recorded[0].workers
             self.drain("sampled", workers, self.unit_s, samples=True)
+            for rank, answer in zip(self._recorded, session.send(self._ask_to_move()), strict=True):
+                rank.moved = answer if "seconds" in answer else {}
+
+    def _ask_to_move(self) -> dict[str, Any]:
+        """Return the command to try what was seen on a batch, on the device."""
+        seen = {name for rank in self._recorded for looks in rank.sampled for name in looks}
+        return {"do": "move", "names": sorted(seen)}
 
     def alternate(self) -> None:
         """Have the script train on its own data and on prepared batches by turns. Raises Stopped.

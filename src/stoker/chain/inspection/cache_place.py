@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.segment import Segment
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.errors import CacheWarning
 from stoker.frameworks.rank import hosts_of_job
@@ -58,8 +58,6 @@ class Best(NamedTuple):
 def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chain:
     """Return a chain with a cache where it saves most; the same, and a warning, if none would.
 
-    ``version``, ``path`` and ``keep`` are as in ``.cache()``.
-
     Raises ValueError for a chain that has a cache, or in which none can stand.
     """
     if any(stage.traits.caches for stage in chain.stages):
@@ -99,14 +97,10 @@ def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chai
 def best_place(
     saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float
 ) -> Best | None:
-    """Return the place where keeping what fits saves most time; the first of equals.
+    """Return the place where keeping what fits saves most time; the first of equals, or None.
 
-    Args:
-        saved_ns, sizes: the time that each example's form at each place saves, and the bytes that
-            it takes, ``[n, places]``.
-        room_bytes: the room for the sample.
-
-    Returns None if no place saves any time.
+    ``saved_ns``, ``sizes``: the time that each example's form at each place saves, and the bytes
+    that it takes, ``[n, places]``. ``room_bytes``: the room for the sample.
     """
     kept = np.minimum(1.0, room_bytes / np.maximum(sizes.sum(axis=0), 1.0))
     saved = kept * saved_ns.sum(axis=0)
@@ -215,8 +209,7 @@ def _measure(made: list[list[MadeForm]]) -> tuple[NDArray[np.float64], ...]:
     A kept form saves what making it takes, but for reading it; nothing if it cannot be stored.
     """
     from stoker.cache.layout import room_of
-    from stoker.transport.codec.decoder import decode
-    from stoker.transport.codec.encoder import encode
+    from stoker.transport.codec import decode, encode
 
     shape = len(made), len(made[0])
     made_ns, saved_ns, sizes = np.zeros(shape), np.zeros(shape), np.zeros(shape)

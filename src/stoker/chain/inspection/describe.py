@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe(chain: Chain, pool_size: PoolSize) -> str:
-    """Describe a chain, a stage a line.
-
-    Args:
-        chain: the chain.
-        pool_size: the size of the pool of its echo, if it has one.
-    """
+    """Describe a chain, a stage a line, and its pool."""
     source = chain.source
     lines = [f"{source.name}  {source.extent()}"]
     if chain.budget != RAISE:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.validate import is_whole_number
+from stoker.basics.validate import is_whole_number, whole_from
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.epoch_position import EpochPosition
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.flow import Flow
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
 from stoker.schedule.orders.order import Places
@@ -39,22 +39,15 @@ def labels_of(chain: Chain, field: Any) -> NDArray[Any]:
 
 
 def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:
-    """Return an example as an epoch makes it, up to the stage that joins it with others.
-
-    Raises TypeError, ValueError or LookupError if the epoch lacks it; also errors of stages.
-    """
+    """Return an example as an epoch makes it, up to the stage that joins it with others."""
     chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
     flow, source = chain.flow, _indexed(chain, "example")
     number = _number(chain, number, "example")
-    if not is_whole_number(epoch) or epoch < 0:
-        raise ValueError(f".example() takes epoch= as a whole number from 0, not {epoch!r}")
-    if place is None:
-        place = _place_of(chain, number, int(epoch))
-    elif not is_whole_number(place) or place < 0:
-        raise ValueError(f".example() takes place= as a whole number from 0, not {place!r}")
-    if not is_whole_number(use) or use < 1:
-        raise ValueError(f".example() takes use= as a whole number from 1, not {use!r}")
-    return _made(flow, chain.seed, source, number, int(epoch), int(place), int(use))
+    epoch = whole_from(0, epoch, ".example() takes epoch= as")
+    place = _place_of(chain, number, epoch) if place is None else place
+    place = whole_from(0, place, ".example() takes place= as")
+    use = whole_from(1, use, ".example() takes use= as")
+    return _made(flow, chain.seed, source, number, epoch, place, use)
 
 
 def _made(
@@ -112,17 +105,12 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
         if len(found):
             row = start + int(found[0])
             return int(next(iter(order.places(range(row, row + 1)))))
-    raise LookupError(
-        f"example {number} does not come in epoch {epoch}"
-        + (" on this rank" if chain.rank_world[1] > 1 else "")
-    )
+    here = " on this rank" if chain.rank_world[1] > 1 else ""
+    raise LookupError(f"example {number} does not come in epoch {epoch}{here}")
 
 
 def next_output(position: EpochPosition) -> Any:
-    """Return the next output without changing the position.
-
-    Raises ValueError if it cannot be made twice, or there is none; also errors of ``state_dict``.
-    """
+    """Return the next output without changing the position. Raises ValueError if it cannot."""
     chain = position.chain
     if not chain.source.is_indexed:
         raise ValueError(

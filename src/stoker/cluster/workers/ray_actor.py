@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from stoker.basics.future import start_thread
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.segment import Segment
+from stoker.engine.work.step import WorkAddress
 from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor
 from stoker.sources.origin import IndexedSource

@@ -23,7 +23,7 @@ from stoker.engine.items import Item, Stream
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.make import Ahead
-from stoker.engine.workers.tasks import CHUNK_NS
+from stoker.engine.workers.threads import CHUNK_NS
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
@@ -152,7 +152,10 @@ class Granularity:
         """Return how many outputs the window holds besides the requested one."""
         most = self._most_ahead
         if self._cost.output_bytes is None or (most is not None and most.size_bytes):
-            self._weigh(window)
+            for item in tuple(window):
+                if item.task.done:
+                    self._cost.output_bytes = pytree.data_bytes(item.task.values[item.row])
+                    break
         outputs = self._wanted_ahead()
         if most is None or not outputs:
             return outputs
@@ -161,12 +164,6 @@ class Granularity:
         if self._cost.output_bytes is None or most.size_bytes is None:
             return 1  # until the size of outputs is known
         return min(outputs, max(1, most.size_bytes // max(1, self._cost.output_bytes)))
-
-    def _weigh(self, window: Iterable[Item]) -> None:
-        for item in tuple(window):
-            if item.task.done:
-                self._cost.output_bytes = pytree.data_bytes(item.task.values[item.row])
-                return
 
     def _wanted_ahead(self) -> int:
         pool = self._pool

@@ -22,17 +22,16 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.generators import GeneratorStates, global_generators
 from stoker.basics.signals import pass_on
-from stoker.batching.builder import Builder, batch_of
+from stoker.batching.builder import Builder, Columns, Misfits, batch_of
 from stoker.batching.joining import JoinedBatch, Packed, rows_of
 from stoker.batching.user_collate import collate_examples
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.segments.delivery import RemoteRows, RowWriter
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.work.worker_status import current_worker
 from stoker.engine.workers.cost import CostEstimate
-from stoker.engine.workers.tasks import Task
-from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.requests import GivenUp, Request
+from stoker.engine.workers.threads import Task, WorkerPool
 from stoker.errors import StageError
 from stoker.schedule.batch_bounds import BatchBounds
 
@@ -138,7 +137,6 @@ class SegmentRunner:
         # Threads call code of users only by their word, and nobody can seed for several at once.
         is_alone = self.is_sent or not self.worker_pool.limit
         self._own_thread = OwnThread() if self.segment.users_code and is_alone else None
-        self._row_writer = RowWriter(self.work, self.worker_pool)
 
     def _own_work(self) -> Work:
         """Return the calling thread's version of the work: its generator is placed at each use."""
@@ -292,8 +290,7 @@ class SegmentRunner:
             task.values = self._make(work, make, ns)
         elif remote is not None and self.is_sent and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
-            rows = RemoteRows(self._row_writer, self._own_work, self.recycler, task, remote, ns)
-            rows.compute(start, stop, sent)
+            RemoteRows(self, task, remote, ns).compute(start, stop, sent)
         else:
             work = self._own_work()
             is_watched = self.worker_pool.watch is not None
@@ -303,7 +300,7 @@ class SegmentRunner:
                     current_worker.status.at_row(at - start, 0)
                 make_rows = functools.partial(self._work_rows, work, task, at, end, ns)
                 values = self._make(work, make_rows, ns)
-                self._row_writer.deliver(task, at, values, ns)
+                self.deliver(task, at, values, ns)
                 if self._own_thread is not None and task.items is not None:
                     task.kept += task.items[at:end]
             if self.segment.batch is None:
@@ -313,6 +310,39 @@ class SegmentRunner:
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
+
+    def deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
+        """Put values, or failures, in rows from ``start`` on."""
+        if task.builder is None:
+            if self.segment.behind.into_pool:  # a small view would keep a large array alive
+                values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
+            task.values[start : start + len(values)] = values
+            return
+        for row, value in enumerate(values, start):
+            if type(value) is Failure:
+                self.fail(task, row, value)
+                return
+        self.put(task, start, task.builder.put, values, ns)
+        ns[self.work.batched_at] += len(values)
+
+    def put(
+        self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
+    ) -> None:
+        """Write rows into a batch by a method of its builder."""
+        began = time.perf_counter_ns()
+        try:
+            put(start, rows)
+        except Exception as error:
+            pass_on(error)
+            self.fail(task, start, self.work.batch_failure(error, task.number, task.places))
+        ns[self.work.batch_at] += time.perf_counter_ns() - began
+
+    def fail(self, task: Task, row: int, failure: Failure) -> None:
+        """Put a failure in place of a row; of a batch, the first one counts."""
+        if self.segment.batch is None:
+            task.values[row] = failure
+        else:
+            task.failed.setdefault(row, failure)
 
     def _make(self, work: Work, make: Callable[[bool], list[Any]], ns: list[int]) -> list[Any]:
         """Make values, with draws of the user's code that do not depend on who calls it."""
@@ -391,7 +421,7 @@ class SegmentRunner:
             if not is_failure:
                 number, one = task.number + start // self.group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
-            self._row_writer.fail(task, start, read)
+            self.fail(task, start, read)
 
     def account(self, spent: list[int]) -> None:
         """Add counters to the epoch's; called under the worker pool's lock."""
@@ -437,7 +467,7 @@ class SegmentRunner:
             return
         ns = [0] * self._counters
         values = self._work_rows(work, task, 0, task.rows, ns, may_repeat=True)
-        self._row_writer.deliver(task, 0, values, ns)
+        self.deliver(task, 0, values, ns)
 
     def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
         """Return the failure of a stage on a row, or on the batch if it works on batches."""
@@ -499,3 +529,130 @@ class SegmentRunner:
         except Exception as error:
             pass_on(error)
             return self.work.copy_failure(error, item.place)
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteRows:
+    """Rows of a task that a remote worker computes: a process, or an actor on another node.
+
+    They are requested before. A request has the inputs of rows, or their indices in the source, and
+    their addresses. Its answer lies in the channel's memory, which is free again when it was taken
+    from there.
+
+    Attributes:
+        runner: of the segment, which does the rows if no remote worker is left.
+        task: has the rows.
+        remote: runs requests.
+        ns: the counters of the segment.
+    """
+
+    runner: SegmentRunner
+    task: Task
+    remote: Any
+    ns: list[int]
+
+    def compute(self, start: int, stop: int, values: list[Any] | None) -> None:
+        """Compute rows ``start .. stop - 1`` of these inputs; None: the remote worker has them."""
+        task = self.task
+        failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
+        for i, failure in failed.items():  # failures are not sent
+            if self._is_batched:
+                return self.runner.fail(task, start + i, failure)
+            assert values is not None
+            values[i] = REJECTED
+        places, whole = task.places[start:stop], stop - start == task.rows
+        uses = task.uses[start:stop] if task.uses is not None else None
+        indices = None if task.indices is None or values else task.indices[start:stop]
+        depth = task.runner.depth
+        request = Request(depth, indices, values, places, uses, task.number, whole)
+        self._exchange(start, request, failed)
+
+    @property
+    def _is_batched(self) -> bool:
+        return self.runner.work.segment.batch is not None
+
+    def _exchange(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
+        """Have the remote worker do rows from ``start`` on, but for one that is given up.
+
+        ``failed`` are failures among the inputs, by their numbers in the request.
+        """
+        try:
+            with self.remote.run(request) as answered:
+                if answered is None:  # no remote worker is left
+                    return self._run_here(start, request, failed)
+                answer, spent = answered
+                for i, each in enumerate(spent):
+                    self.ns[i] += each
+                self._take(start, request, answer, failed)
+        except GivenUp:
+            watch = self.runner.worker_pool.watch
+            assert watch is not None  # which alone ends processes
+            verdict = watch.verdict()
+            if verdict is None:  # the process was ended for what another thread had asked
+                return self._exchange(start, request, failed)
+            row, failure = verdict
+            self.runner.fail(self.task, row, failure)
+            if self._is_batched:
+                return
+            at = row - start
+            for some in (slice(0, at), slice(at + 1, len(request.places))):
+                if request.places[some]:
+                    those = {i - some.start: each for i, each in failed.items() if i >= some.start}
+                    self._exchange(start + some.start, request.part(some), those)
+
+    def _take(self, start: int, request: Request, answer: Any, failed: dict[int, Failure]) -> None:
+        """Copy the values of rows from an answer."""
+        task, work, rows = self.task, self.runner.work, len(request.places)
+        if isinstance(answer, Columns):
+            self.runner.put(task, start, task.builder.put_columns, answer, self.ns)
+        elif isinstance(answer, Misfits):
+            self.runner.put(task, start, task.builder.put, pytree.deep_copy(answer), self.ns)
+            return
+        elif type(answer) is Failure:
+            for row in range(start, start + (1 if self._is_batched else rows)):
+                self.runner.fail(task, row, work.add_index(answer))
+            return
+        elif self._is_batched:  # a whole batch, its maps done
+            self._keep_batch(answer)
+        else:
+            task.values[start : start + rows] = [
+                failed.get(i) or work.add_index(value)
+                if type(value) is Failure
+                else self._keep_value(value, place)
+                for i, (value, place) in enumerate(zip(answer, request.places, strict=True))
+            ]
+            return
+        self.ns[work.batched_at] += rows
+
+    def _keep_batch(self, batch: Any) -> None:
+        try:
+            self.task.values = [self.runner.recycler.copy(batch)]
+        except Exception as error:
+            pass_on(error)
+            number, places = self.task.number, self.task.places
+            failure = self.runner.work.batch_failure(error, number, places)
+            self.runner.fail(self.task, 0, failure)
+
+    def _keep_value(self, value: Any, place: int) -> Any:
+        try:
+            return pytree.deep_copy(value)
+        except Exception as error:
+            pass_on(error)
+            return self.runner.work.send_failure(error, place)
+
+    def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
+        """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
+        work = self.runner._own_work()
+        # Nobody has declared the code thread-safe.
+        with self.runner.worker_pool.one_at_a_time, work.seeding(with_global=False):
+            if request.values is None:
+                assert request.indices is not None
+                values = work.read(request.indices, request.places, self.ns)
+            else:
+                is_stored = self.runner.work.fetcher.reader is None
+                values = [
+                    failed.get(i) or (self.runner.recycler.copy(value) if is_stored else value)
+                    for i, value in enumerate(request.values)
+                ]
+            work.apply(values, request.places, request.uses, self.ns)
+            self.runner.deliver(self.task, start, values, self.ns)

@@ -31,8 +31,8 @@ from stoker.engine.items import (
 )
 from stoker.engine.segments.granularity import Granularity
 from stoker.engine.segments.runner import SegmentRunner
-from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.tasks import Task
+from stoker.engine.work.step import ENDED, Failure
+from stoker.engine.workers.threads import Task
 from stoker.schedule.batch_bounds import PlannedBounds
 from stoker.schedule.sharding import EpochIndices
 
@@ -217,10 +217,6 @@ class SegmentStream(PulledStream):
         if done < len(tasks) or done < self.ahead():
             return done, None
         return done, max((task.done_ns for task in set(tasks)), default=0)
-
-    def occupancy(self) -> tuple[int, int]:
-        """Return how many outputs in the window are done, and how many it may hold."""
-        return self.ready_since()[0], self.ahead()
 
     def peek(self) -> Item | None:
         """Return the next output without taking it; begins no further one."""

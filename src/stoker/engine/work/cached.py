@@ -79,7 +79,7 @@ class Cached:
         for is with ``lookups``. With ``lends``, arrays may be read-only views of the store.
         """
         from stoker.cache.store import MISSING, Missing
-        from stoker.transport.codec.record import LEFT_OUT, LeftOut
+        from stoker.transport.codec import LEFT_OUT, LeftOut
 
         known: list[tuple[Fingerprint | None, bytes]] | None = None
         if source.is_numbered and lookups is None and not expected:
@@ -156,23 +156,20 @@ class Cached:
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not self.cache.takes or not self._is_unchanged(source, miss):
+        known = miss.fingerprint  # the file may have changed while it was read
+        is_same = known is not None and self._known(source, miss.index)[0] == known
+        if not self.cache.takes or not is_same:
             return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
         self.cache.offer(miss.key, value)
 
-    def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
-        """Tell whether an example is the one that was looked up; it may change while it is read."""
-        known = miss.fingerprint
-        return known is not None and self._known(source, miss.index)[0] == known
-
 
 def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.transport.codec.record import LEFT_OUT
+    from stoker.transport.codec import LEFT_OUT
 
     return LEFT_OUT

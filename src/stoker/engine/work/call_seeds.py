@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from stoker.basics.generators import SeededGenerator, global_generators
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.segment import Segment
+from stoker.engine.work.step import WorkAddress
 from stoker.schedule import rng
 
 Place = Callable[[int, int], None]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.work.cached import Cached, Miss
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.work.worker_status import current_worker
 from stoker.errors import CacheError, StageError
 from stoker.sources.origin import IndexedSource
@@ -188,11 +188,6 @@ class Fetcher:
             return miss.value  # of a file, and maps cannot have changed it
         (value,) = self._indexed.fetch([miss.index])
         return value
-
-    def offer(self, miss: Miss, value: Any, again: Callable[[], tuple[Any, bool]]) -> None:
-        """Offer the cache what became of a miss; ``again`` makes it once more, for a check."""
-        assert self._cache is not None
-        self._cache.offer(self._indexed, miss, value, left_out=value is REJECTED, again=again)
 
     def _weight(self, values: list[Any]) -> int:
         """Return the bytes of read examples; of a user's dataset, as if all were like the first.

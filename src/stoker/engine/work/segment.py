@@ -136,12 +136,6 @@ class Segment:
         return self.joins > 0 and self.only_stacks and not self.users_code
 
     @cached_property
-    def reads_what_is_cached(self) -> bool:
-        """Whether image functions alone read the examples of the cache, before they are stacked."""
-        behind = self.operations[self.cache_at :]
-        return self.stacks and all(each.only_reads and each.releases_gil for each in behind)
-
-    @cached_property
     def reading(self) -> int:
         """The number of first operations that only read their inputs."""
         return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))

@@ -1,11 +1,11 @@
-"""``RowStep`` and ``Stack``: the work of a segment on each item, and how items become batches."""
+"""The work on items: ``RowStep`` and ``Stack``, the address of their draws, and their failures."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stoker.batching.user_collate import Collate
 from stoker.engine.skip import Budget
 from stoker.images.image_map import Many
+from stoker.schedule.progress import Pace
 from stoker.sources.origin import UserObject
 
 
@@ -112,3 +113,59 @@ def returned_nothing(what: str) -> TypeError:
     if what == "field":
         instead = " (None belongs into a field only if the function returns the whole example)"
     return TypeError(f"the function returned None: return the {what}{instead}")
+
+
+class WorkAddress(NamedTuple):
+    """The address of a segment's work among all works of a pipeline.
+
+    Attributes:
+        at: the segment's place among the layers of the flow.
+        seed, epoch: the key of its random draws.
+        rank, world: this process's rank, and the number of ranks.
+        batches: the number of batches of all ranks before the epoch's leg.
+        paces: how examples come over the epoch; of a mixture, those of each part; empty if no map
+            asks for the time.
+    """
+
+    at: int
+    seed: int
+    epoch: int
+    rank: int = 0
+    world: int = 1
+    batches: int = 0
+    paces: tuple[Pace, ...] = ()
+
+    def batch_place(self, number: int) -> int:
+        """Return the place of a batch by its number on this rank."""
+        return self.batches + number * self.world + self.rank
+
+    def batch_number(self, place: int) -> int:
+        """Return the number of a batch on this rank by its place."""
+        return (place - self.batches) // self.world
+
+
+class Failure:
+    """Stands in place of an example that a stage failed on, until a batch needs it.
+
+    Attributes:
+        error: the error to raise then.
+        part: the failed segment's place among the layers: only the sift behind it may skip
+            the example. None if nothing may skip it.
+        account: the ``max_errors=`` that it counts against (see ``Sift``).
+    """
+
+    def __init__(self, error: BaseException, part: int | None = None, account: int = 0) -> None:
+        self.error = error
+        self.part = part
+        self.account = account
+
+
+class Rejected(Exception):
+    """The error of an example that a filter dropped."""
+
+
+SENDING = "worker process"
+"""The stage of values that did not survive the way from a process, or to it."""
+REJECTED = Failure(Rejected())
+ENDED = -1
+"""The part of a failure that ended a stream: it is never skipped, nor left out of a batch."""

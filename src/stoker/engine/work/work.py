@@ -31,18 +31,23 @@ from stoker.basics.generators import (
 )
 from stoker.basics.signals import pass_on
 from stoker.batching.user_collate import Collate, RowError
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.cached import LeftOutBefore, Miss
 from stoker.engine.work.call_seeds import CallSeeds, Place
-from stoker.engine.work.failure import REJECTED, SENDING, Failure
 from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.segment import Segment
-from stoker.engine.work.step import RowStep, returned_nothing
+from stoker.engine.work.step import (
+    REJECTED,
+    SENDING,
+    Failure,
+    RowStep,
+    WorkAddress,
+    returned_nothing,
+)
 from stoker.engine.work.worker_status import current_worker
 from stoker.errors import StageError, UnlikeError
 from stoker.images.image_map import Many
 from stoker.schedule import rng
-from stoker.schedule.progress import Progress, progress_at
+from stoker.schedule.progress import progress_at
 from stoker.schedule.rng import AddressedGenerator
 from stoker.schedule.sharding import EpochIndices
 from stoker.sources.origin import IndexedSource
@@ -94,14 +99,13 @@ class Work:
         self._after = self.batch_at + (segment.batch is not None)
         self.stages = len(segment.names)
         self.batched_at = self.stages + self.batch_at
-        self.fetcher = Fetcher(
-            source,
-            segment.cache,
-            segment.at,
-            self.stages,
+        cache_counter, behind = (
             self._first + segment.cache_at,
-            segment.reads_what_is_cached,
+            segment.operations[segment.cache_at :],
         )
+        # Image functions alone read what the cache has, before it is stacked.
+        lends = segment.stacks and all(each.only_reads and each.releases_gil for each in behind)
+        self.fetcher = Fetcher(source, segment.cache, segment.at, self.stages, cache_counter, lends)
 
     def for_thread(self) -> Work:
         """Return this for one thread, with a generator of its own."""
@@ -247,12 +251,24 @@ class Work:
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage.
 
-        With ``copied`` the values belong to a pool; it copies those that maps would write to.
+        With ``copied`` the values belong to a pool; it copies those that maps would write to. The
+        results share no memory with them. A last use gets a copy, too: while it writes, another use
+        may still be reading.
         """
-        if copied is not None:
-            return self._apply_to_lent(values, places, uses, ns, copied)
         behind = 0
-        if self._cache is not None:
+        if copied is not None:
+            originals, behind = list(values), self.segment.reading
+            self._apply(slice(0, behind), values, places, uses, ns)
+            if self.segment.stacks and behind == len(self._operations):
+                return
+            for i, value in enumerate(values):
+                if type(value) is not Failure:
+                    try:
+                        values[i] = copy_lent_parts(value, originals[i], copied)
+                    except Exception as error:
+                        pass_on(error)
+                        values[i] = self.copy_failure(error, places[i])
+        elif self._cache is not None:
             behind = self._cache_at
             if not _UNFINISHED.isdisjoint(map(type, values)):
                 for i, value in enumerate(values):
@@ -263,41 +279,18 @@ class Work:
                         values[i] = REJECTED
         self._apply(slice(behind, None), values, places, uses, ns)
 
-    def _apply_to_lent(
-        self,
-        values: list[Any],
-        places: Sequence[int],
-        uses: Sequence[int] | None,
-        ns: list[int],
-        copied: Callable[[Any], Any],
-    ) -> None:
-        """Run the maps over values that belong to a pool; the results share no memory with them.
-
-        A last use gets a copy, too: while it writes, another use may still be reading.
-        """
-        originals, reading = list(values), self.segment.reading
-        self._apply(slice(0, reading), values, places, uses, ns)
-        if self.segment.stacks and reading == len(self._operations):
-            return
-        for i, value in enumerate(values):
-            if type(value) is not Failure:
-                try:
-                    values[i] = copy_lent_parts(value, originals[i], copied)
-                except Exception as error:
-                    pass_on(error)
-                    values[i] = self.copy_failure(error, places[i])
-        self._apply(slice(reading, None), values, places, uses, ns)
-
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Run the operations before the cache on an example, and offer the result to the cache."""
         assert self._cache is not None
+        assert self.source is not None
         one = [miss.value]
         self._apply(slice(self._cache_at), one, [place], None, ns)
         if type(one[0]) is Failure and one[0] is not REJECTED:
             return one[0]
         start = time.perf_counter_ns()
         try:
-            self.fetcher.offer(miss, one[0], lambda: self._again(miss, place))
+            left_out, again = one[0] is REJECTED, functools.partial(self._again, miss, place)
+            self._cache.offer(self.source, miss, one[0], left_out=left_out, again=again)
         except Exception as error:
             pass_on(error)
             # Nothing may skip it: once the cache is full, it would not even be noticed.
@@ -334,9 +327,9 @@ class Work:
         for number, (stage, fn, key, many) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             place = None if seeds is None else seeds.of(number - shift)
-            others = self._others(stage, places)
+            own = None if stage.part is None else stage.part.has(places)  # its part of a mixture
             passed_by = 0
-            is_choosy, is_timed = others is not None or stage.repeats_only, stage.progress
+            is_choosy, is_timed = own is not None or stage.repeats_only, stage.progress
             if status is not None:
                 status.enter(number)
             made = None
@@ -351,7 +344,7 @@ class Work:
                     continue
                 use = uses[i] if uses is not None else 0
                 if is_choosy and (
-                    (others is not None and others[i]) or (stage.repeats_only and not use)
+                    (own is not None and not own[i]) or (stage.repeats_only and not use)
                 ):
                     passed_by += 1
                     continue
@@ -359,7 +352,8 @@ class Work:
                     if place is not None:
                         place(places[i], use)
                     if is_timed:
-                        more: list[Any] = [self._progress_at(places[i])]
+                        at = progress_at(self.address.epoch, places[i], self.address.paces)
+                        more: list[Any] = [at]
                         if key is not None:
                             more.insert(0, draw_at(key, places[i], use))
                         result = fn(value, *more)
@@ -393,15 +387,6 @@ class Work:
         except Exception as error:  # it is raised again for the value that it belongs to
             pass_on(error)
             return None
-
-    def _progress_at(self, place: int) -> Progress:
-        return progress_at(self.address.epoch, place, self.address.paces)
-
-    def _others(self, stage: RowStep, places: Sequence[int]) -> list[bool] | None:
-        """Mark the examples of other parts of a mixture; None if all are the stage's."""
-        if stage.part is None:
-            return None
-        return [not is_own for is_own in stage.part.has(places)]
 
     def finish(self, batch: Any, number: int, ns: list[int], rows: int) -> Any:
         """Run the maps after the batching stage over a batch; may return a ``Failure``.

@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.basics.resources import usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import SENDING, Failure
+from stoker.engine.work.step import SENDING, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import INLINE_BATCH_NS, TIMED, CostEstimate
 from stoker.engine.workers.processes import starting
@@ -155,7 +155,8 @@ class FirstProcess:
                     warn(
                         f"{names}: an example comes out different behind other examples. Code that "
                         "remembers, as a counter does, depends on the number of workers: take "
-                        ".workers(0), or keep nothing between calls"
+                        ".workers(0), or keep nothing between calls. A generator without a seed, "
+                        "as of default_rng(), cannot be repeated: draw from .random_map()'s rng"
                     )
         with slot.run(request) as answered:
             self.impossible = self.impossible or _why_impossible(answered[0])

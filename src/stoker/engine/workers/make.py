@@ -132,8 +132,9 @@ class Workers:
             raise ValueError("timeout_s= is for threads and processes, not for actors")
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
-        if n < (1 if kind == "process" or kind not in _LOCAL else 0):
-            raise ValueError(f"{kind} workers cannot be {n} in number")
+        least = 0 if kind in (None, "thread") else 1
+        if n < least:
+            raise ValueError(f".workers() takes a number from {least} on, not {n}")
         if timeout_ns is not None and not n:
             raise ValueError("timeout_s= needs workers: nothing can end what the loop itself does")
         return cls(

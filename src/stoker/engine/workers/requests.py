@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.batching.builder import Builder, Misfits, collated
-from stoker.engine.work.failure import SENDING, Failure, Rejected
+from stoker.engine.work.step import SENDING, Failure, Rejected
 from stoker.engine.work.work import Work
 from stoker.engine.work.worker_status import current_worker
 from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames

@@ -1,7 +1,9 @@
 """The workers of one run: threads, or the consumer itself.
 
-A task is a group of rows (examples of a batch, or items for a pool) that workers claim in chunks
-(``task_queue``). Several workers may write rows of one batch; the last to finish completes it.
+A task is a group of rows (examples of a batch, or items for a pool) that workers claim in chunks of
+about a millisecond of measured work. It is ready when the tasks that it needs are done. Downstream
+tasks go first, so that the work nearest to the consumer is finished first. Several workers may
+write rows of one batch; the last to finish completes it.
 
 How many threads take part is decided by timing (``tuning``). Threads that do not take part wait on
 a condition of their own: on the common one they would swallow a call to work.
@@ -20,7 +22,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stoker.basics.future import start_thread
@@ -29,7 +33,6 @@ from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_byt
 from stoker.basics.warn import warn
 from stoker.engine.workers.cost import INLINE_BATCH_NS, SAMPLED_NS, TIMED, CostEstimate
 from stoker.engine.workers.requests import SLOTS
-from stoker.engine.workers.tasks import CHUNK_NS, PROCESS_CHUNK_NS, Task, TaskQueue
 from stoker.engine.workers.tuning import MOST_SLEEPING, Autotuner
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ProcessTrial, ThreadTrial
@@ -37,6 +40,16 @@ from stoker.stats import ProcessTrial, ThreadTrial
 if TYPE_CHECKING:
     from stoker.engine.workers.first_process import FirstProcess  # takes its time to import
 
+# Long beside the tens of us that a claim costs, short beside a batch that several threads share.
+# Chosen, not measured.
+CHUNK_NS = 1_000_000
+# The work of a chunk that does without the GIL: its few waits for the GIL are shared by as many
+# rows. Beside a GPU and 14 threads, 18 photographs a chunk brought 1.39 times the examples of 8
+# (bench/gpu.py).
+_FREE_CHUNK_NS = 50_000_000
+# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy, 0.4 ms of processor
+# time beside one of torch's batches at 0.1 (bench/users_code.py). A chunk also ends an epoch alone.
+PROCESS_CHUNK_NS = 50_000_000
 # Examples that are under way for each thread (``SegmentStream.ahead``).
 _AHEAD_EACH = 8
 # The share of usable memory that the bytes read for these examples may take; decoded images are
@@ -53,16 +66,117 @@ _LEAST_OF_COSTLY = 0.25
 _REST_S = 2.0
 
 
-def _are_costly(costs: Iterable[CostEstimate]) -> bool:
-    """Whether a batch takes over a millisecond, and not by other programs alone."""
-    least_ns = sum(each.least_row_ns * each.rows_per_batch for each in costs)
-    batch_ns = sum(each.batch_ns() for each in costs)
-    return batch_ns > INLINE_BATCH_NS and least_ns > _LEAST_OF_COSTLY * INLINE_BATCH_NS
-
-
 def is_worker() -> bool:
     """True if the calling thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Task:
+    """Rows to compute; their values go into ``values``.
+
+    Attributes:
+        runner: computes the rows, and has their cost (``segments.runner``).
+        claimed, finished: the numbers of rows that workers have begun, and have finished.
+        pending: the number of unfinished tasks that this one needs; ``waiting``: the tasks that
+            need this one.
+        done_ns: when it was done, by ``time.perf_counter_ns``.
+        builder, batch: where its rows are written, if they make a batch.
+        indices, items: the inputs of its rows: indices of examples in the source, or items.
+        places, uses: the addresses of its rows (``Item``).
+        failed: the failures of rows of its batches.
+        kept: stored items whose uses end with the task, as it may be made again until then.
+    """
+
+    runner: Any
+    number: int
+    rows: int
+    claimed: int = 0
+    finished: int = 0
+    pending: int = 0
+    done: bool = False
+    done_ns: int = 0
+    waiting: list[Task] | None = None
+    values: list[Any] = field(default_factory=list)
+    builder: Any = None
+    batch: Any = None
+    indices: Any = None
+    items: list[Any] | None = None
+    places: Any = None
+    uses: list[int] | None = None
+    failed: dict[int, Any] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+
+class TaskQueue:
+    """Tasks that are ready, and those that wait for others.
+
+    Called under the worker pool's lock, but for ``next_rows`` of the only thread.
+
+    Args:
+        depths: the number of segments.
+        target_ns: the work of a chunk that is sent to a process.
+    """
+
+    def __init__(self, depths: int, target_ns: int) -> None:
+        self._target_ns = target_ns
+        self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Drop all tasks; later ones never become ready."""
+        self._is_closed = True
+        for queue in self._ready:
+            queue.clear()
+
+    def add(self, task: Task, needs: Iterable[Task]) -> bool:
+        """Add a task; return whether it is ready: all tasks of ``needs`` are done."""
+        for need in needs:
+            if not need.done:
+                if need.waiting is None:
+                    need.waiting = []
+                need.waiting.append(task)
+                task.pending += 1
+        return self._is_ready(task)
+
+    def settle(self, task: Task) -> list[Task]:
+        """Return the tasks that are ready now that this one is done."""
+        waiting, task.waiting = task.waiting or [], None
+        for waiter in waiting:
+            waiter.pending -= 1
+        return [waiter for waiter in waiting if self._is_ready(waiter)]
+
+    def _is_ready(self, task: Task) -> bool:
+        if task.pending or self._is_closed:
+            return False
+        self._ready[task.runner.depth].append(task)
+        return True
+
+    def claim(self, active: int, depth: int = 0) -> tuple[Task, range] | None:
+        """Claim rows of a task of at least this depth; ``active`` threads take part."""
+        for queue in reversed(self._ready[depth:]):
+            if queue:
+                task = queue[0]
+                rows = self.next_rows(task, active)
+                if rows.stop == task.rows:
+                    queue.popleft()
+                return task, rows
+        return None
+
+    def next_rows(self, task: Task, active: int) -> range:
+        """Claim the next rows of a task."""
+        start, cost = task.claimed, task.runner.cost
+        target_ns = self._target_ns if task.runner.is_sent else CHUNK_NS
+        rows = task.rows if cost.whole else cost.chunk(target_ns)
+        if cost.releases_gil:
+            # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
+            # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
+            # A thread that ends its share of a batch goes on with the next one.
+            rows = max(rows, min(task.rows // max(1, active), cost.chunk(_FREE_CHUNK_NS)))
+        # A short rest goes with it: an image of 32 x 32 takes a tenth less time.
+        left = task.rows - start
+        task.claimed = stop = start + (rows if left > rows + rows // 2 else left)
+        return range(start, stop)
 
 
 class WorkerPool:
@@ -72,8 +186,8 @@ class WorkerPool:
         threads: the most threads; with 0 the consumer does everything.
         depths: the number of segments.
         autotuner: the measured speeds of the pipeline.
-        remotes: the worker processes, one for each thread, or a single one for all; None if threads
-            do the work themselves.
+        remotes: the slots of worker processes, as many as threads, or a single remote worker for
+            all threads; None if threads do the work themselves.
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
         rest: keeps idle worker processes for another epoch; False if they cannot stay.
@@ -115,6 +229,8 @@ class WorkerPool:
         self._queue = TaskQueue(depths, self.target_ns)
         self.limit = threads
         self._remotes = remotes
+        self._free_slots = list(remotes or ())
+        self._requests: Counter[Any] = Counter()  # under way, of each process
         self._rest = rest
         self.is_whole = self.closed = False
         self._autotuner = autotuner
@@ -298,6 +414,7 @@ class WorkerPool:
         """Have all processes take part, which this starts before any thread."""
         self._first = None
         self._remotes = first.start_all()
+        self._free_slots = list(self._remotes)
         self.remote, self._threads_each = True, SLOTS
         with self.lock:
             self.active = self.limit = len(self._remotes)
@@ -307,10 +424,13 @@ class WorkerPool:
     def warn(self) -> None:
         """Give the warnings about workers; the consumer calls this."""
         tell, costs = self.tells_of_cost, self._costs
-        is_known = bool(costs) and all(each.notes >= _TOLD_NOTES for each in costs)
-        if tell is not None and is_known and _are_costly(costs):
-            self.tells_of_cost = None
-            tell()
+        if tell is not None and costs and all(each.notes >= _TOLD_NOTES for each in costs):
+            batch_ns = sum(each.batch_ns() for each in costs)
+            least_ns = sum(each.least_row_ns * each.rows_per_batch for each in costs)
+            # Over a millisecond a batch, and not by other programs alone.
+            if batch_ns > INLINE_BATCH_NS and least_ns > _LEAST_OF_COSTLY * INLINE_BATCH_NS:
+                self.tells_of_cost = None
+                tell()
         if self.watch is not None and self.watch.warnings:
             with self.lock:
                 messages, self.watch.warnings = self.watch.warnings, []
@@ -352,6 +472,7 @@ class WorkerPool:
         if self.watch is not None:
             self.watch.close()
         remotes, self._remotes = self._remotes or [], None
+        self._free_slots = []
         if self._come_to_rest(remotes):
             remotes = []
         for remote in remotes:
@@ -410,8 +531,6 @@ class WorkerPool:
             self._threads.append(start_thread(f"{WORKER_NAME}-{number}", self._run, number))
 
     def _run(self, number: int) -> None:
-        remotes = self._remotes
-        remote = remotes[number % len(remotes)] if remotes is not None else None
         planned = more = False
         try:
             while True:
@@ -432,12 +551,32 @@ class WorkerPool:
                         if claim is None:
                             # Threads that take no part wait apart: they would swallow a call.
                             (self._work if number < self.active else self._bench).wait()
+                    remote = None if claim is None else self._take_remote()
                 planned = chore is not None
                 if claim is not None:
                     self._do(*claim, remote)
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
+
+    def _take_remote(self) -> Any:
+        """Return who does the next rows, None for this thread; call with the lock held.
+
+        A second request to a process would wait, perhaps while another has none.
+        """
+        remotes = self._remotes or ()
+        if len(remotes) < 2:
+            return remotes[0] if remotes else None
+        slot = min(self._free_slots, key=lambda each: self._requests[each.process])
+        self._free_slots.remove(slot)
+        self._requests[slot.process] += 1
+        return slot
+
+    def _give_back(self, remote: Any) -> None:
+        """Have a slot free again; call with the lock held."""
+        if len(self._remotes or ()) > 1:
+            self._free_slots.append(remote)
+            self._requests[remote.process] -= 1
 
     def _call_for(self, task: Task) -> None:
         """Wake threads for a task that is ready."""
@@ -478,6 +617,7 @@ class WorkerPool:
         if self.tells_of_cost is not None:
             self._costs.add(runner.cost)
         with self.lock:
+            self._give_back(remote)
             runner.cost.note(count, work_ns, spent[-1])
             if remote is not None:
                 self._worked_ns += work_ns

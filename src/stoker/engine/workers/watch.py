@@ -22,7 +22,7 @@ from typing import Any
 from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
 from stoker.basics.warn import is_inside_library, is_inside_package
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.step import Failure
 from stoker.engine.work.worker_status import CELLS, IDLE, WorkerStatus, current_worker
 from stoker.errors import StageError
 

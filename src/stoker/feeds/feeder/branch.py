@@ -8,115 +8,23 @@ The job moves to an older branch as soon as that branch has the job's next outpu
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from stoker.basics.future import start_thread
 from stoker.chain.chain import Chain
-from stoker.errors import FeedError
-from stoker.feeds import messages
 from stoker.feeds.feeder.log import (
-    EpochEnd,
+    BATCHES,
+    CHUNK_EXAMPLES,
+    CHUNKS,
     FeedPosition,
     LogReader,
+    MemoryBudget,
     OutputLog,
-    PipelineFailed,
     StagedItem,
 )
-from stoker.feeds.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
-from stoker.feeds.feeder.preparation import FeedSpec, PipelineOutputs
-from stoker.feeds.payload import to_payload
+from stoker.feeds.feeder.preparation import Event, FeedSpec, Producer
 from stoker.feeds.shared_memory import Blocks
-
-Event = StagedItem | EpochEnd | PipelineFailed
-
-
-class Producer:
-    """Prepares outputs in order, from any position on.
-
-    Its thread calls ``report`` with each new output. Nothing comes after ``PipelineFailed``.
-    """
-
-    def __init__(
-        self, outputs: PipelineOutputs, blocks: Blocks, report: Callable[[Event], None]
-    ) -> None:
-        self._outputs = outputs
-        self._blocks = blocks
-        self._report = report
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._requested_starts: list[FeedPosition] = []
-        self._allowed = self._produced = 0
-        self._closed = False
-        self._thread = start_thread("stoker-feed", self._run)
-
-    def begin(self, position: FeedPosition) -> None:
-        """Continue at this position."""
-        with self._lock:
-            self._requested_starts.append(position)
-            self._changed.notify()
-
-    def allow(self, items: int) -> None:
-        """Set how many items may be prepared in all, counted from the first."""
-        with self._lock:
-            if self._allowed != items:
-                self._allowed = items
-                self._changed.notify()
-
-    def close(self) -> None:
-        """Stop; returns at once."""
-        with self._lock:
-            self._closed = True
-            self._changed.notify()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until its thread and all workers have ended; True if they have."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._lock:
-                    self._changed.wait_for(lambda: self._closed or self._requested_starts)
-                    if self._closed:
-                        return
-                    position = self._requested_starts.pop()
-                self._produce_epoch(position)
-                if self._closed:
-                    return
-        except FeedError as error:
-            self._report(PipelineFailed(messages.clip_text(str(error))))
-        except BaseException as error:
-            self._report(PipelineFailed(messages.clip_text(f"{type(error).__name__}: {error}")))
-        finally:
-            self._outputs.close()
-
-    def _produce_epoch(self, position: FeedPosition) -> None:
-        self._outputs.begin(position)
-        epoch, number = position
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._closed or self._produced < self._allowed)
-                if self._closed:
-                    return
-            item = self._next(epoch, number)
-            if item is None:
-                break
-            number = item.end[1]
-            self._produced += 1
-            self._report(item)
-        self._report(EpochEnd(epoch, number))
-
-    def _next(self, epoch: int, number: int) -> StagedItem | None:
-        output = self._outputs.next()
-        if output is None:
-            return None
-        payload = to_payload(output.value, self._blocks)
-        return StagedItem(epoch, number, output.count, output.rows, payload)
-
 
 # How long closing waits for threads. A user would wait so long without an explanation. Chosen, not
 # measured.
@@ -142,7 +50,7 @@ class Branch:
 
     def start_next_epoch(self) -> None:
         """Begin the next epoch if a reader wants it."""
-        if self.log.is_between_epochs and not self.is_preparing and self.log.is_wanted:
+        if self.log.end[1] == 0 and not self.is_preparing and self.log.is_wanted:
             self._begin()
 
     def _begin(self) -> None:
@@ -205,9 +113,6 @@ class Branches:
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def __contains__(self, branch: Branch) -> bool:
-        return branch in self._all
 
     @property
     def logs(self) -> list[OutputLog]:
@@ -281,7 +186,6 @@ class Branches:
         if not self._about.is_repeatable:  # a loader must not be iterated twice at the same time
             for producer in self._closed:
                 producer.join(_JOIN_S)
-        outputs = PipelineOutputs(self._chain, self._blocks)
-        branch = Branch(position, Producer(outputs, self._blocks, report))
+        branch = Branch(position, Producer(self._chain, self._blocks, report))
         self._all.append(branch)
         return branch

@@ -9,17 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from stoker.feeds import messages
 from stoker.feeds.feeder.branch import Branch, Branches
-from stoker.feeds.feeder.log import EpochEnd, FeedPosition, LogReader, PipelineFailed, StagedItem
-from stoker.feeds.feeder.memory_budget import MemoryBudget
-from stoker.feeds.messages import (
-    Begin,
-    End,
-    Evicted,
-    Failed,
-    FromJob,
-    ItemMessage,
-    Malformed,
-    Message,
+from stoker.feeds.feeder.log import (
+    EpochEnd,
+    FeedPosition,
+    LogReader,
+    MemoryBudget,
+    PipelineFailed,
+    StagedItem,
 )
 
 # How long a feeder that replaces another waits for its jobs. A job that is later still gets all its
@@ -58,19 +54,19 @@ class ClientSession:
         self.since_s = self.last_message_s = time.monotonic()
         self.leases: dict[int, tuple[StagedItem, LogReader]] = {}
 
-    def receive(self) -> FromJob | None:
+    def receive(self) -> messages.FromJob | None:
         """Return the job's next message, or None; check ``is_lost`` afterwards."""
         try:
             message = messages.receive_as_feeder(self.connection)
         except BlockingIOError:
             return None
-        except (OSError, Malformed):
+        except (OSError, messages.Malformed):
             message = None
         self.is_lost = self.is_lost or message is None
         self.last_message_s = time.monotonic()
         return message
 
-    def send(self, message: Message, descriptors: list[int] | None = None) -> None:
+    def send(self, message: messages.Message, descriptors: list[int] | None = None) -> None:
         """Send a message; a job that cannot receive it is lost."""
         try:
             messages.send(self.connection, message, descriptors or [])
@@ -82,7 +78,7 @@ class ClientSession:
         payload = item.payload
         item.leases.add(lease)
         self.leases[lease] = item, self.reader
-        message = ItemMessage(
+        message = messages.ItemMessage(
             self.request_id,
             item.epoch,
             item.number,
@@ -251,7 +247,7 @@ class Distributor:
                     session, has_requested = reader.owner, reader.has_requested
                     self.leave(session)
                     if has_requested:
-                        session.send(Evicted(session.request_id))
+                        session.send(messages.Evicted(session.request_id))
 
     def _assign_branches(self, waiting: list[ClientSession]) -> None:
         """Find a branch for each waiting job."""
@@ -263,7 +259,7 @@ class Distributor:
             if found is not None:
                 session.is_waiting = False
                 self._join(session, *found)
-                session.send(Begin(session.request_id, *found[1]))
+                session.send(messages.Begin(session.request_id, *found[1]))
 
     def _move_to_older_branches(self, branch: Branch) -> None:
         """Move readers to an older branch that has their next output."""
@@ -289,18 +285,15 @@ class Distributor:
         """Send a reader what is due; True if it may get more."""
         session: ClientSession = reader.owner
         if isinstance(due, PipelineFailed):
-            self._fail(session, due)
+            session.send(messages.Failed(session.request_id, due.reason))
+            self.leave(session)
             return False
         branch.log.advance(reader, due)
         if isinstance(due, EpochEnd):
-            session.send(End(session.request_id, due.epoch, due.total))
+            session.send(messages.End(session.request_id, due.epoch, due.total))
         else:
             session.lend(next(self._leases), due)
         return not session.is_lost
-
-    def _fail(self, session: ClientSession, failure: PipelineFailed) -> None:
-        session.send(Failed(session.request_id, failure.reason))
-        self.leave(session)
 
     def _free(self, *items: StagedItem) -> None:
         """Mark items for reuse if no reader still needs them and no job still maps them."""

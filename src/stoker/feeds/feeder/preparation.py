@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
+from stoker.basics.future import start_thread
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
 from stoker.errors import FeedError
-from stoker.feeds.feeder.log import FeedPosition
-from stoker.feeds.feeder.memory_budget import CHUNK_EXAMPLES
-from stoker.feeds.shared_memory import Blocks
+from stoker.feeds import messages
+from stoker.feeds.feeder.log import (
+    CHUNK_EXAMPLES,
+    EpochEnd,
+    FeedPosition,
+    PipelineFailed,
+    StagedItem,
+)
+from stoker.feeds.shared_memory import Blocks, to_payload
 
 # Examples are sent together, up to this many bytes: about 28 crops of 224 x 224. Chosen, not
 # measured.
@@ -23,6 +32,8 @@ _CHUNK_BYTES = 1 << 22
 # Free arrays of shared memory that are kept: as many as the staging area holds (``CHUNKS``). Making
 # shared memory costs more than keeping it.
 _MAX_SPARE = 64
+
+Event = StagedItem | EpochEnd | PipelineFailed
 
 
 @dataclass(frozen=True)
@@ -35,15 +46,6 @@ class FeedSpec:
     signature: list[str]
 
 
-@dataclass(frozen=True)
-class Output:
-    """A value that holds ``count`` outputs with ``rows`` examples."""
-
-    value: Any
-    count: int
-    rows: int
-
-
 def reseeded(chain: Chain, seed: int) -> Chain:
     """Return the chain with another seed. Raises FeedError if the user set the seed."""
     if not chain.is_seed_drawn and chain.seed != seed:
@@ -54,17 +56,88 @@ def reseeded(chain: Chain, seed: int) -> Chain:
     return chain.with_seed(seed)
 
 
-class PipelineOutputs:
-    """Iterates over a copy of the pipeline, whose batches lie in shared blocks."""
+class Producer:
+    """Prepares outputs in order, from any position on, by a copy of the pipeline.
 
-    def __init__(self, chain: Chain, blocks: Blocks) -> None:
+    Its batches lie in shared blocks. Its thread calls ``report`` with each new output. Nothing
+    comes after ``PipelineFailed``.
+    """
+
+    def __init__(self, chain: Chain, blocks: Blocks, report: Callable[[Event], None]) -> None:
+        self._blocks, self._report = blocks, report
         self._recycler = Recycler(_MAX_SPARE, blocks.allocate)
         self._cursor = Cursor(chain.apart(), self._recycler)
         self._outputs: Any = None
         self._failure: Exception | None = None
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._start: FeedPosition | None = None
+        self._allowed = self._produced = 0
+        self._closed = False
+        self._thread = start_thread("stoker-feed", self._run)
 
     def begin(self, position: FeedPosition) -> None:
-        """Go to a position. Raises FeedError if the source has another length by now."""
+        """Continue at this position, once the epoch before has ended."""
+        with self._lock:
+            self._start = position
+            self._changed.notify()
+
+    def allow(self, items: int) -> None:
+        """Set how many items may be prepared in all, counted from the first."""
+        with self._lock:
+            if self._allowed != items:
+                self._allowed = items
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Stop; returns at once."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until its thread and all workers have ended; True if they have."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._closed or self._start is not None)
+                    position, self._start = self._start, None
+                if self._closed or position is None:
+                    return
+                self._produce_epoch(position)
+        except FeedError as error:
+            self._report(PipelineFailed(messages.clip_text(str(error))))
+        except BaseException as error:
+            self._report(PipelineFailed(messages.clip_text(f"{type(error).__name__}: {error}")))
+        finally:
+            with contextlib.suppress(Exception):  # the error was raised before
+                self._end_epoch()
+            self._recycler.clear()
+
+    def _produce_epoch(self, position: FeedPosition) -> None:
+        self._go_to(position)
+        epoch, number = position
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._closed or self._produced < self._allowed)
+                if self._closed:
+                    return
+            made = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
+            if made is None:
+                break
+            value, count, rows = made
+            self._produced += 1
+            self._report(StagedItem(epoch, number, count, rows, to_payload(value, self._blocks)))
+            number += count
+        self._end_epoch()
+        self._report(EpochEnd(epoch, number))
+
+    def _go_to(self, position: FeedPosition) -> None:
+        """Raises FeedError if the source has another length by now."""
         self._end_epoch()
         epoch, number = position
         if self._cursor.next_chain is not self._cursor.chain:
@@ -78,29 +151,17 @@ class PipelineOutputs:
         if skip_count:  # behind filters and echoes, the next output follows only from these
             next(itertools.islice(self._outputs, skip_count, skip_count), None)
 
-    def next(self) -> Output | None:
-        """Return the next output; None at the end of the epoch. Raises the pipeline's errors."""
-        output = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
-        if output is None:
-            self._end_epoch()
-        return output
-
-    def close(self) -> None:
-        """End the iteration, and free all resources."""
-        with contextlib.suppress(Exception):  # the error was raised before
-            self._end_epoch()
-        self._recycler.clear()
-
     def _end_epoch(self) -> None:
         if self._outputs is not None:
             self._outputs.close()
             self._outputs = None
 
-    def _next_batch(self) -> Output | None:
+    def _next_batch(self) -> tuple[Any, int, int] | None:
+        """Return a value, how many outputs it holds, and how many examples; None at the end."""
         batch = next(self._outputs, self)
-        return None if batch is self else Output(batch, 1, pytree.batch_rows(batch))
+        return None if batch is self else (batch, 1, pytree.batch_rows(batch))
 
-    def _next_chunk(self) -> Output | None:
+    def _next_chunk(self) -> tuple[Any, int, int] | None:
         if self._failure is not None:
             raise self._failure
         examples: list[Any] = []
@@ -117,7 +178,7 @@ class PipelineOutputs:
                 break
             examples.append(example)
             size += pytree.nbytes(example)
-        return Output(examples, len(examples), len(examples)) if examples else None
+        return (examples, len(examples), len(examples)) if examples else None
 
 
 def check_servable(chain: Chain) -> None:

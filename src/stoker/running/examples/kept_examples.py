@@ -27,8 +27,7 @@ from stoker.cache.example_cache import ExampleCache
 from stoker.cache.location import LEAST_BYTES, memory_folder
 from stoker.cache.store import MISSING
 from stoker.errors import CacheError, CacheWarning
-from stoker.transport.codec.decoder import decode
-from stoker.transport.codec.encoder import encode
+from stoker.transport.codec import decode, encode
 
 # As with ``limit="auto"`` (cache/location.py).
 _MEMORY = 0.5

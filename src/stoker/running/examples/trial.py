@@ -28,7 +28,7 @@ from stoker.analysis.probe.example import look_at_draws, read_generators
 from stoker.analysis.probe.state import digest_state, read_state
 from stoker.basics import pytree
 from stoker.running.examples.kept_examples import find_record, identify_examples
-from stoker.transport.codec.decoder import decode
+from stoker.transport.codec import decode
 
 # Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG = 1

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics.signals import pass_on
 from stoker.errors import StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.order import Order, Places, as_array
-from stoker.schedule.orders.plain import ListedOrder
+from stoker.schedule.orders.order import ListedOrder, Order, Places, as_array
 from stoker.schedule.orders.subset import EligibleIndices
 
 # Numbers that are checked at once, of a list: 8 MB. Chosen, not measured.
@@ -35,35 +34,6 @@ class DrawnOrder(Order, Protocol):
     digest: str
 
 
-class OrderFactory(Protocol):
-    """Draws the order of an epoch. Any thread may ask.
-
-    Attributes:
-        calls_user: whether a user's function decides, so that an order may not be made again.
-    """
-
-    @property
-    def calls_user(self) -> bool: ...
-
-    def count(self, candidates: int) -> int:
-        """Return how many places an epoch has, of so many candidates."""
-        ...
-
-    def order(
-        self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
-    ) -> DrawnOrder:
-        """Return the order of an epoch.
-
-        Raises StageError where a user's function fails, or returns no order.
-
-        Args:
-            candidates: the numbers that may come.
-            length: the examples of the source.
-            seed, epoch, purpose: they key its draws.
-        """
-        ...
-
-
 @contextlib.contextmanager
 def by_user(stage: str) -> Iterator[None]:
     """Have what a user's function raises, and what is wrong with its result, name a stage."""
@@ -77,12 +47,15 @@ def by_user(stage: str) -> Iterator[None]:
 
 
 class OwnDrawing:
-    """Has a user's function say the order of each epoch: a ``OrderFactory``.
+    """Has a user's function say the order of each epoch. Any thread may ask.
 
     Args:
         fn: called as ``fn(epoch, rng)``.
         length: the places of an epoch, None for as many as there are candidates.
         name: of the stage, for errors.
+
+    Attributes:
+        calls_user: whether a user's function decides, so that an order may not be made again.
     """
 
     calls_user = True
@@ -96,11 +69,16 @@ class OwnDrawing:
         self._fn, self._length, self._name = fn, length, name
 
     def count(self, candidates: int) -> int:
+        """Return how many places an epoch has, of so many candidates."""
         return candidates if self._length is None else self._length
 
     def order(
         self, candidates: EligibleIndices, length: int, seed: int, epoch: int, purpose: int
     ) -> DrawnOrder:
+        """Return the order of an epoch, of candidates among ``length`` examples.
+
+        Raises StageError where the function fails, or returns no order.
+        """
         key, count = rng.key(seed, epoch, purpose), self.count(len(candidates))
         with by_user(self._name):
             made = self._fn(epoch, np.random.Generator(np.random.Philox(key=key)))

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule import rng
 from stoker.schedule.orders.drawing import DrawnOrder, by_user
-from stoker.schedule.orders.order import Places
-from stoker.schedule.orders.permutation import permutation
-from stoker.schedule.orders.plain import ListedOrder
+from stoker.schedule.orders.order import ListedOrder, Places, permutation
 from stoker.schedule.orders.subset import EligibleIndices
 
 # Neighbours whose weights are summed: 8 bytes for each block, and a place looks at all of one. With
@@ -165,7 +163,7 @@ class WeightedOrder:
 
 
 class WeightedDrawing:
-    """Draws epochs by weights: a ``OrderFactory``.
+    """Draws epochs by weights, as ``OwnDrawing`` does by a function.
 
     Args:
         weights: of the source's examples, or a function of the epoch that returns them.

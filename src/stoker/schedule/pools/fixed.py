@@ -20,8 +20,9 @@ Each item has a slot in four arrays: ordinal, uses in all, remaining uses, step 
 (One-dimensional arrays: gathering rows of a table took ten times as long.) The next fresh items
 fill the slots of items that are used up. In a drain, items wait in queues by remaining uses.
 
-A snapshot (``fixed_snapshot``) is taken every ``snapshot_steps`` steps while fresh items come. At
-each, the slots are sorted by ordinal, so that their order is not part of a state.
+A snapshot is taken every ``snapshot_steps`` steps while fresh items come. At each, the slots are
+sorted by ordinal, so that their order is not part of a state. A state holds the newest one at or
+before its position; loading it replays the draws from there.
 
 Not safe for threads: the engine calls this with the planning lock held.
 """
@@ -29,13 +30,15 @@ Not safe for threads: the engine calls this with the planning lock held.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
 from stoker.schedule.factor import EvenUses
-from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.rng import AddressedGenerator, UniformAt
 
 # The first slots, if the number of items is unknown: some tens of KB, and more as they fill.
@@ -49,6 +52,35 @@ _FEW_STEPS = 4
 _FEW_GROUPS = 16
 _MANY_DRAWS = 32_768
 _NO_SLOTS = np.empty(0, np.int64)
+
+
+SNAPSHOT_STEPS = 64
+"""Least steps between snapshots; as many as draw twice the pool's items, if more.
+
+A restored pool replays at most as many steps, and a drain. Drawn in groups, which cost less, it
+is eight times the items.
+"""
+
+
+def snapshot_steps(size: int, group: int) -> int:
+    """Return the steps from one snapshot of a pool to the next."""
+    return max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pool before a step: enough to replay every draw from there on."""
+
+    step: int
+    admitted: int
+    ordinals: NDArray[np.int64]  # ascending
+    remaining: NDArray[np.int64]
+    recent: NDArray[np.bool_]  # used in the step before
+
+    @property
+    def oldest(self) -> int:
+        """The first item that later steps may use."""
+        return int(self.ordinals[0]) if len(self.ordinals) else self.admitted
 
 
 class Draw(NamedTuple):
@@ -74,6 +106,47 @@ class Draw(NamedTuple):
     repeats: int
     duplicates: int
     dropped: NDArray[np.int64] = _NO_SLOTS
+
+
+def pack(snapshot: Snapshot) -> dict[str, int | str]:
+    """Write a snapshot as JSON: about half a byte to a byte for each item."""
+    parts = (
+        compact_integers.encode_ascending(snapshot.ordinals, 0),
+        compact_integers.encode_small(snapshot.remaining),
+        compact_integers.encode_bytes(np.packbits(snapshot.recent)),
+    )
+    return {
+        "step": snapshot.step,
+        "admitted": snapshot.admitted,
+        "held": len(snapshot.ordinals),
+        "packed": " ".join(parts),
+    }
+
+
+def unpack(state: Any, *, counts: EvenUses, size: int, group: int, items: int) -> Snapshot:
+    """Read what ``pack`` wrote of a pool that was made with these arguments.
+
+    Args:
+        items: how many fresh items the epoch has, at most.
+
+    Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
+    """
+    admitted = check_integer(state["admitted"], 0, items)
+    held = check_integer(state["held"], 0, min(max(size, counts.held), admitted))
+    total_uses = counts.of_first(admitted)
+    step = check_integer(state["step"], 0, total_uses // group)
+    ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
+    ordinals = compact_integers.decode_ascending(ordinals_text, 0, held, admitted)
+    remaining = compact_integers.decode_small(remaining_text, held, counts.most + 1)
+    flags = compact_integers.decode_bytes(recent, -(-held // 8))
+    if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
+        raise ValueError("the packed pool is damaged")
+    if ((remaining < 1) | (remaining > counts.of(ordinals))).any():
+        raise ValueError("items have other uses left than their factor gives them")
+    if total_uses - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
+        raise ValueError(f"no pool is like that at step {step:,}")
+    was_used = np.unpackbits(flags, count=held).astype(bool)
+    return Snapshot(step, admitted, ordinals, remaining, was_used)
 
 
 class Pool:
@@ -292,7 +365,8 @@ class Pool:
     def _advance(self) -> None:
         self.step += 1
         if self.step % self._snapshot_steps == 0 and not self.ended:
-            self._canonicalise()
+            slots = self._slots_held()  # sorted, so that their order needs no room in a state
+            self._close_holes(slots[np.argsort(self._ordinal[slots])])
             self._take_snapshot()
 
     @property
@@ -557,11 +631,6 @@ class Pool:
             chunks = slots[:, None] if self.group == 1 else [slots]
             levels[int(level)] = deque(chunks)
         return levels
-
-    def _canonicalise(self) -> None:
-        """Sort by ordinal, so that the order of slots needs no room in a state."""
-        slots = self._slots_held()
-        self._close_holes(slots[np.argsort(self._ordinal[slots])])
 
     def _close_holes(self, slots: NDArray[np.int64]) -> None:
         """Move the items in these slots, which are all items, to the first slots."""

@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import types
 
 
 def to_examples(table: Any) -> list[dict[str, Any]]:
@@ -23,9 +25,6 @@ def to_examples(table: Any) -> list[dict[str, Any]]:
 
 def values_in(array: Any) -> list[Any]:
     """Return an array's values, as in the rows of ``to_examples``."""
-    import pyarrow as pa
-
-    types = pa.types
     if isinstance(array, pa.FixedShapeTensorArray):
         there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
         return _with_nulls(list(np.array(there.to_numpy_ndarray())), array)
@@ -52,26 +51,17 @@ def values_in(array: Any) -> list[Any]:
 
 def is_number(kind: Any) -> bool:
     """True if a type is of numbers, booleans included."""
-    import pyarrow as pa
-
-    types = pa.types
     return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
 
 
 def is_text(kind: Any) -> bool:
     """True if a type is of text or bytes."""
-    import pyarrow as pa
-
-    types = pa.types
     is_string = types.is_string(kind) or types.is_large_string(kind)
     return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def is_list(kind: Any) -> bool:
     """True if a type is a list type, of any length."""
-    import pyarrow as pa
-
-    types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -105,7 +95,7 @@ def _maps(array: Any) -> list[Any]:
 
 
 def _lists(array: Any) -> list[Any]:
-    """Return an array for each list of numbers, or of lists of one shape; other lists stay lists.
+    """Return an array for each list of numbers, or of lists of one shape; others stay lists.
 
     The result for a list depends only on the list and its type, never on its neighbours.
     """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.basics.validate import names_in
@@ -25,15 +26,6 @@ class HuggingFaceSource(TableSource):
 
     Rows come straight from the dataset's memory-mapped Arrow tables, so the dataset decodes
     nothing. Of its format only the columns count.
-
-    Args:
-        dataset: the dataset.
-        columns: the columns to read; None: the columns of its format.
-
-    Raises:
-        TypeError: it is not a dataset, or a stream, or several splits; ``columns`` is not a list of
-            names.
-        ValueError: it transforms its rows (``with_transform``), has no rows, or lacks a column.
     """
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
@@ -108,11 +100,8 @@ class HuggingFaceSource(TableSource):
 
     def identity(self) -> str | None:
         """Return the dataset's own fingerprint: a digest of its data and transforms."""
-        return (
-            None
-            if self._own_fingerprint is None
-            else f"datasets {self._own_fingerprint} {self._columns}"
-        )
+        own = self._own_fingerprint
+        return None if own is None else f"datasets {own} {self._columns}"
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -155,15 +144,11 @@ def _check_kind(dataset: Any) -> None:
 
 def _is_file(kind: Any) -> bool:
     """True if a feature is stored as a file: an Image, an Audio, a Video."""
-    import pyarrow as pa
-
     return pa.types.is_struct(kind) and {each.name for each in kind} == _STORED
 
 
 def _with_bytes(table: Any, folder: str) -> Any:
     """Return the table with the files' bytes in place of their paths, and text for views."""
-    import pyarrow as pa
-
     for at, field in enumerate(table.schema):
         if _is_file(field.type):
             chunks = []

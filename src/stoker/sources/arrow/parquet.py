@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import dataset, parquet
 
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
@@ -24,12 +26,11 @@ from stoker.errors import RemoteError
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, numbers_in, values_of, without_views_in
-from stoker.sources.blocks import HeldBlocks
+from stoker.sources.arrow.table import numbers_in, values_of, without_views_in
 from stoker.sources.files import FileVersion, PartialFile, SeekableFile, version_of
 from stoker.sources.in_files import FileItem, RangedFiles
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.reader import BlockReader, RemoteFile
+from stoker.sources.remote.reader import BlockReader, HeldBlocks, RemoteFile
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.source import Indices, Reader, Rows
 
@@ -82,7 +83,7 @@ class _OpenFiles:
         metadata = self.metadata(path)
         # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which fetches the
         # columns together beforehand, 0.47.
-        file = _parquet().ParquetFile(path, metadata=metadata, pre_buffer=False)
+        file = parquet.ParquetFile(path, metadata=metadata, pre_buffer=False)
         if metadata is None:
             self.add(path, file.metadata)
         return file
@@ -100,24 +101,8 @@ class ParquetSource(RangedFiles):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group: at URLs as one range, from its first wanted column to
-    its last. Each reading process keeps decoded groups, in up to a quarter of the memory that was
-    free when the source was made.
-
-    Attributes:
-        held: the kept groups.
-
-    Args:
-        paths: files, URLs, patterns, or folders of files ``*.parquet``.
-        options: how URLs are listed and read.
-        columns: the columns to read; None: all.
-
-    Raises:
-        ImportError: there is no pyarrow.
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not a Parquet file, no type holds a column of all files, there is no
-            such column, or there are no rows.
-        TypeError: wrong kinds of arguments.
-        RemoteError: as in ``FilesSource``; also for a server that does not send parts of files.
+    its last. Each reading process keeps decoded groups (``held``), in up to a quarter of the memory
+    that was free when the source was made.
     """
 
     caller = "from_parquet"
@@ -127,7 +112,6 @@ class ParquetSource(RangedFiles):
     ) -> None:
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
-        _parquet()
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -217,7 +201,7 @@ class ParquetSource(RangedFiles):
             )
         parts = []
         for path, _ in self._files:
-            with _parquet().ParquetFile(path) as file:
+            with parquet.ParquetFile(path) as file:
                 found = self._declared(file.read(columns=[field], use_threads=False), [field])
             parts.append(found.column(field))
         return parts
@@ -253,15 +237,9 @@ class ParquetSource(RangedFiles):
                     yield from reader.fetch([group])
 
     def groups_that_may_match(self, condition: Any) -> list[int]:
-        """Return the row groups that may have rows with a condition; None: all of them.
-
-        Arrow's expression is held against the statistics in the files.
-        """
+        """Return the row groups whose statistics allow Arrow's condition; None: all of them."""
         if condition is None:
             return list(range(len(self._groups)))
-        import pyarrow as pa
-        from pyarrow import dataset
-
         kept: set[tuple[int, int]] = set()
         for number, (path, _) in enumerate(self._files):
             footer = pa.BufferOutputStream()
@@ -284,10 +262,6 @@ class ParquetSource(RangedFiles):
         row_bytes = self._nbytes / len(self)
         return GroupedRows(self._rows_by_group, group, self._read_columns, row_bytes, self._note)
 
-    def _note(self, rows: int) -> None:
-        self._used += rows
-        self._tell_waste()
-
     def extent(self) -> str:
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
@@ -300,7 +274,6 @@ class ParquetSource(RangedFiles):
         return f"parquet {self._columns}{types}"
 
     def item(self, index: int) -> FileItem:
-        """Return the file, and the number of the row in it."""
         file, row = self._rows_by_file.find(index)
         return FileItem(self._files[file], row, f", row {row}")
 
@@ -326,7 +299,7 @@ class ParquetSource(RangedFiles):
 
         part = io.BufferedReader(SeekableFile(version.size_bytes, read))
         try:
-            file = _parquet().ParquetFile(part, metadata=self._metadata[path])
+            file = parquet.ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
             return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
@@ -364,8 +337,6 @@ class ParquetSource(RangedFiles):
 
     def _declared(self, table: Any, names: Sequence[str | int]) -> Any:
         """Return columns in the types that they have over all files; nulls for lacking ones."""
-        import pyarrow as pa
-
         fields, columns = [self._schema.field(name) for name in names], []
         for field in fields:
             kind = _type_in(table.schema, field.name)
@@ -376,8 +347,9 @@ class ParquetSource(RangedFiles):
                 columns.append(column if kind == field.type else column.cast(field.type))
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
-    def _tell_waste(self) -> None:
-        """Warn once if most of the rows read are dropped unused."""
+    def _note(self, rows: int) -> None:
+        """Count used rows; warn once if most of the rows read are dropped unused."""
+        self._used += rows
         held = self.held
         if self._has_warned or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
@@ -390,13 +362,9 @@ class ParquetSource(RangedFiles):
         )
 
 
-def _parquet() -> Any:
-    return import_pyarrow("from_parquet", "pyarrow.parquet")
-
-
 def _read_metadata(path: str, file: Any) -> Any:
     try:
-        return _parquet().read_metadata(file)
+        return parquet.read_metadata(file)
     except (RemoteError, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:
@@ -411,12 +379,7 @@ def columns_of(path: str, names: Collection[str]) -> list[str]:
 
 
 def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
-    """Return the schema of the columns that are read, of types that hold the values of all files.
-
-    ``schemas``: each with the first file that has it.
-    """
-    import pyarrow as pa
-
+    """Return the schema of the columns that are read, of types that hold all files' values."""
     fields: dict[str, tuple[Any, str]] = {}
     for schema, path in schemas.items():
         for name in schema.names if columns is None else columns:
@@ -442,8 +405,6 @@ def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
 
 def _wider(one: Any, other: Any) -> Any:
     """Return a field that holds the values of both. Raises errors of pyarrow."""
-    import pyarrow as pa
-
     if one.type == other.type:
         return one
     plain = []
@@ -464,8 +425,7 @@ def _row_groups(
 ) -> list[tuple[int, int]]:
     """Return the rows of row groups, and the bytes of these columns, uncompressed.
 
-    Adds to ``nulls`` the columns that may contain some. Raises ValueError for contradictory
-    metadata.
+    Adds to ``nulls`` the columns that may contain some. Raises ValueError for damaged metadata.
     """
     groups = []
     try:
@@ -488,3 +448,50 @@ def _row_groups(
             f"{sum(counts):,}"
         )
     return groups
+
+
+def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
+    """Return for each row of Parquet files whether it matches the filters, ``bool [n]``.
+
+    It reads only the named columns, and only row groups that may have a match.
+    """
+    alternatives = _checked(filters)
+    names = dict.fromkeys(column for all_of in alternatives for column, _, _ in all_of)
+    source = source.of_columns([*names])
+    matches, ends = np.zeros(len(source), np.bool_), source.blocks
+    try:
+        condition = parquet.filters_to_expression(alternatives)
+        # Statistics do not tell of NaN, which is unequal to everything.
+        told = [[c for c in all_of if c[1] not in ("!=", "not in")] for all_of in alternatives]
+        groups = source.groups_that_may_match(
+            parquet.filters_to_expression(told) if all(told) else None
+        )
+        for group, table in zip(groups, source.tables(groups), strict=True):
+            found = dataset.dataset(table).to_table(columns={"matches": condition})["matches"]
+            end = int(ends[group])
+            matches[end - table.num_rows : end] = found.fill_null(False).to_numpy()
+    except (TypeError, NotImplementedError) as error:  # of pyarrow
+        raise TypeError(f"from_parquet(filters={filters!r}): {error}") from error
+    except ValueError as error:
+        raise ValueError(f"from_parquet(filters={filters!r}): {error}") from error
+    return matches
+
+
+def _checked(filters: Any) -> list[list[Any]]:
+    """Return filters as alternatives, each a list of conditions. Raises TypeError."""
+    if isinstance(filters, (list, tuple)) and filters:
+        alternatives = filters if isinstance(filters[0], list) else [filters]
+        if all(_are_conditions(conditions) for conditions in alternatives):
+            return [list(map(tuple, conditions)) for conditions in alternatives]
+    raise TypeError(
+        "from_parquet() takes filters= as a list of conditions (column, operator, value), such as "
+        f"[('height', '>=', 256)], or a list of such lists; not {filters!r}"
+    )
+
+
+def _are_conditions(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and bool(given) and all(map(_is_condition, given))
+
+
+def _is_condition(each: Any) -> bool:
+    return isinstance(each, (list, tuple)) and len(each) == 3 and isinstance(each[0], str)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
@@ -38,10 +39,8 @@ _JOINED_SHARE = 0.125
 class TableColumns:
     """The columns of tables with one schema.
 
-    Attributes:
-        names, kinds: the columns' names and types.
-        are_stacked: whether batches stack the columns: numbers, text, bytes, lists of numbers.
-        are_plain: whether all columns are numbers without nulls.
+    ``are_stacked``: whether batches stack the columns: numbers, text, bytes, lists of numbers.
+    ``are_plain``: whether all columns are numbers without nulls.
     """
 
     def __init__(self, schema: Any, with_nulls: Iterable[str]) -> None:
@@ -55,11 +54,7 @@ class TableColumns:
 
 
 class RowGroup:
-    """A part of a table, each column of which is one array.
-
-    Attributes:
-        num_rows, nbytes: its size; it is a ``HeldBlock``.
-    """
+    """A part of a table, each column of which is one array; ``HeldBlocks`` keeps it."""
 
     def __init__(self, table: Any) -> None:
         self.num_rows, self.nbytes = int(table.num_rows), int(table.get_total_buffer_size())
@@ -86,14 +81,9 @@ class RowGroup:
 
 
 class GroupedRows(Rows):
-    """Rows by number, from consecutive groups.
+    """Rows by number, from consecutive groups, which ``group`` may read first.
 
-    Args:
-        numbering: finds each row's group, and its number there.
-        group: returns a group; it may read the group first.
-        columns: the columns of the rows.
-        row_bytes: the approximate size of a row.
-        used: called with the number of rows taken.
+    ``used`` is called with the number of rows taken.
     """
 
     releases_gil = False
@@ -115,12 +105,7 @@ class GroupedRows(Rows):
 
     @classmethod
     def of(cls, table: Any, picked: Any = None) -> GroupedRows:
-        """Return the rows of a table. Small tables in many chunks are joined (``_is_joined``).
-
-        ``picked``: a table with one column, the numbers of the selected rows; None: all rows.
-        """
-        import pyarrow as pa
-
+        """Return the rows of a table, or those whose numbers ``picked``, of one column, has."""
         nulls = [name for name in table.column_names if table.column(name).null_count]
         columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
@@ -213,11 +198,8 @@ class GroupedRows(Rows):
 class _Found:
     """Rows whose groups are known.
 
-    Attributes:
-        columns: the columns of the rows.
-        parts: each group, and the numbers of its rows.
-        back: the place of each row among those of all parts; None: they are in order.
-        row_bytes: the approximate size of a row.
+    ``_parts``: each group, and the numbers of its rows; ``_back``: the place of each row among
+    those of all parts, None where they are in order.
     """
 
     _columns: TableColumns
@@ -240,10 +222,7 @@ class _Found:
         return self._by_arrow(at) if array is None else array
 
     def fill(self, at: int, out: NDArray[Any]) -> None:
-        """Copy a column of numbers without nulls into ``out``.
-
-        Raises ValueError if there are nulls after all: a file's statistics may say anything.
-        """
+        """Copy a column of numbers without nulls into ``out``; a file's statistics may be wrong."""
         if self._array(at, lambda shape, dtype: out) is None:
             raise ValueError("there are nulls where the file says that there are none")
 
@@ -276,8 +255,6 @@ class _Found:
 
     def _by_arrow(self, at: int) -> Any:
         """Return a column's values, taken by Arrow from each group."""
-        import pyarrow as pa
-
         parts = [group.column(at).take(pa.array(rows)) for group, rows in self._parts]
         if self._back is None:
             return parts[0]
@@ -303,8 +280,6 @@ def _is_joined(table: Any) -> bool:
 
 def _is_stacked(kind: Any) -> bool:
     """True if a column's values become a batch without a look at each of them."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.FixedShapeTensorType):
         return is_number(kind.value_type) and bool(kind.shape) and kind.permutation is None
     if is_list(kind):
@@ -313,12 +288,7 @@ def _is_stacked(kind: Any) -> bool:
 
 
 def _checked(array: Any) -> Any:
-    """Return an array, whose offsets lead nowhere else: Arrow follows them blindly.
-
-    Raises ValueError for damaged data.
-    """
-    import pyarrow as pa
-
+    """Return an array whose offsets lead nowhere else: Arrow follows them blindly."""
     kind = array.type
     if is_text(kind):
         is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
@@ -335,12 +305,7 @@ def _checked(array: Any) -> Any:
 
 
 def _as_array(column: Any) -> NDArray[Any] | None:
-    """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None.
-
-    Of the column's memory, except for booleans.
-    """
-    import pyarrow as pa
-
+    """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None."""
     if column.null_count:
         return None
     if isinstance(column, pa.FixedShapeTensorArray):

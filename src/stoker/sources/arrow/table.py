@@ -1,30 +1,36 @@
-"""Tables in memory: Arrow tables, or a DataFrame of any library, as rows by number."""
+"""Tables in memory, as rows by number: Arrow's, a DataFrame of any library, or of CSV files."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import hashlib
+import os
 import re
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute, csv, interchange, types
 
+from stoker.basics.resources import format_bytes, usable_memory_bytes
+from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
+from stoker.sources.files import compression_of, version_of
 from stoker.sources.origin import IndexedSource
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Indices, Rows
 
+# Of usable memory: a table takes about as much as its CSV text, while this is read too.
+_MOST_SHARE = 0.5
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 class TableSource(IndexedSource):
-    """The rows of a table. A table in memory has no identity.
-
-    Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
-    a table without rows or columns, or with two columns of one name.
-    """
+    """The rows of a table. A table in memory has no identity."""
 
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
@@ -73,22 +79,9 @@ class TableSource(IndexedSource):
         return super().extent() + in_chunks(self._table)
 
 
-def import_pyarrow(caller: str, module: str = "pyarrow") -> Any:
-    """Import a module of the extra. Raises ImportError with the command to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{caller} needs pyarrow: pip install pyarrow") from error
-
-
 def numbers_in(column: Any, name: str) -> NDArray[Any]:
-    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths.
-
-    Raises TypeError for other columns, ValueError if a value is null.
-    """
-    import pyarrow as pa
-
-    compute, types, kind = import_pyarrow("sizes", "pyarrow.compute"), pa.types, column.type
+    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths."""
+    kind = column.type
     if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count:,} nulls: each needs a number")
     if is_list(kind):
@@ -111,18 +104,8 @@ def values_of(column: Any, name: str) -> NDArray[Any]:
     return found.astype(str) if found.dtype == object else found
 
 
-def is_table(data: object) -> bool:
-    """True if an object offers a table by protocol: an Arrow table, or any library's DataFrame."""
-    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
-
-
 def to_table(data: Any, caller: str) -> Any:
-    """Return a ``pyarrow.Table`` with the same columns, without copies if possible.
-
-    Raises TypeError for an object that is not a table; ValueError if Arrow cannot convert it, or if
-    two columns have one name.
-    """
-    pa = import_pyarrow(caller)
+    """Return a ``pyarrow.Table`` with the same columns, without copies if possible."""
     if isinstance(data, pa.Table):
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
@@ -132,7 +115,7 @@ def to_table(data: Any, caller: str) -> Any:
             kind = type(data).__name__
             raise ValueError(f"{caller}: this {kind} is not a table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
-        table = import_pyarrow(caller, "pyarrow.interchange").from_dataframe(data)
+        table = interchange.from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
         table = pa.Table.from_batches([data])
     else:
@@ -149,17 +132,12 @@ def to_table(data: Any, caller: str) -> Any:
 
 def _with_nan(table: Any, data: Any) -> Any:
     """Return the table of a DataFrame with its NaN, which pandas gives to Arrow as nulls."""
-    import pyarrow as pa
-
-    compute = import_pyarrow("from_table", "pyarrow.compute")
     columns = (table.schema.pandas_metadata or {"columns": []})["columns"]
     for at, (about, field) in enumerate(zip(columns, table.schema, strict=False)):
         column, kind = table.column(at), about["numpy_type"]
-        if (
-            kind.startswith("float") and column.null_count
-        ):  # of NumPy: Float64 and others have nulls
+        if kind.startswith("float") and column.null_count:  # of NumPy: Float64's are nulls
             table = table.set_column(at, field, compute.fill_null(column, float("nan")))
-        elif kind == "object" and pa.types.is_nested(field.type):
+        elif kind == "object" and types.is_nested(field.type):
             values, nulls = data.iloc[:, at].tolist(), column.is_null().to_numpy()
             with contextlib.suppress(pa.ArrowInvalid):  # nulls of pandas within its lists
                 column = pa.array(values, field.type, mask=nulls, from_pandas=False)
@@ -169,11 +147,8 @@ def _with_nan(table: Any, data: Any) -> Any:
 
 def _without_runs(table: Any, caller: str) -> Any:
     """Return a table with run-end-encoded columns decoded: Arrow cannot take their rows."""
-    import pyarrow as pa
-
     for place, field in enumerate(table.schema):
-        if pa.types.is_run_end_encoded(field.type):
-            compute = import_pyarrow(caller, "pyarrow.compute")
+        if types.is_run_end_encoded(field.type):
             try:
                 column = compute.run_end_decode(table.column(place))
             except pa.ArrowNotImplementedError as error:  # of dictionaries, of views
@@ -183,12 +158,7 @@ def _without_runs(table: Any, caller: str) -> Any:
 
 
 def without_views(table: Any) -> Any:
-    """Return a table with Polars's string views copied to plain text.
-
-    Arrow cannot take rows of string views.
-    """
-    import pyarrow as pa
-
+    """Return a table with plain text for Polars's string views: Arrow cannot take their rows."""
     fields = [field.with_type(without_views_in(field.type)) for field in table.schema]
     schema = pa.schema(fields, table.schema.metadata)
     return table if schema == table.schema else table.cast(schema)
@@ -196,9 +166,6 @@ def without_views(table: Any) -> Any:
 
 def without_views_in(kind: Any) -> Any:
     """Return a type with plain text for string views."""
-    import pyarrow as pa
-
-    types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary_view(kind):
@@ -213,3 +180,102 @@ def without_views_in(kind: Any) -> Any:
     if types.is_fixed_size_list(kind):
         return pa.list_(inner, kind.list_size)
     return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)
+
+
+class CsvSource(TableSource):
+    """The rows of CSV files; a file that changes later is not read again."""
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None, delimiter: str) -> None:
+        self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ValueError(f"delimiter is one character, such as ';', not {delimiter!r}")
+        self._given = describe_paths(paths)
+        paths = find_files(paths, "from_csv")
+        versions = [version_of(os.stat(path)) for path in paths]
+        nbytes = sum(version.size_bytes for version in versions)
+        if nbytes > _MOST_SHARE * usable_memory_bytes():
+            raise ValueError(
+                f"{self.name}: {format_bytes(nbytes)} of text are too much for this host's memory: "
+                "write Parquet files (pyarrow.csv.open_csv reads part by part), and use "
+                "from_parquet"
+            )
+        text = repr((self._columns, delimiter, list(map(os.path.abspath, paths)), versions))
+        self._identity = f"CSV {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
+        tables = [self._read(path, delimiter) for path in paths]
+        self._table = self._join(paths, tables)
+        if not len(self):
+            raise ValueError(f"{self.name} has no rows")
+
+    @property
+    def name(self) -> str:
+        return f"from_csv({self._given})"
+
+    def identity(self) -> str | None:
+        """Return a digest of the files' paths, sizes and times, and of how they were read."""
+        return self._identity
+
+    def _read(self, path: str, delimiter: str) -> Any:
+        with open(path, "rb") as file:
+            kind = compression_of(file.read(8))
+        # By its name alone, pyarrow would take a compressed file for text.
+        codec = {"": None, "bzip2": "bz2"}.get(kind, kind)
+        parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+
+        def read(**how: Any) -> Any:
+            converted = csv.ConvertOptions(**how)
+            return csv.read_csv(
+                pa.input_stream(path, codec), parse_options=parse, convert_options=converted
+            )
+
+        try:
+            table = read(include_columns=self._columns)
+        except KeyError:
+            with csv.open_csv(pa.input_stream(path, codec), parse_options=parse) as reader:
+                there = reader.schema.names
+            lacking = [name for name in self._columns or () if name not in there]
+            raise ValueError(
+                f"{path} has no column {lacking[0]!r}, only {reprlib.repr(there)[1:-1]}: name "
+                "those of its first line, and the delimiter= between them"
+            ) from None
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+        for field in table.schema:
+            if pa.types.is_binary(field.type):  # what pyarrow makes of text in other encodings
+                raise ValueError(
+                    f"{path}: column {field.name!r} is not UTF-8: convert the file, such as by "
+                    "iconv -f latin1 -t utf-8"
+                )
+        return to_table(_with_read_nan(table, read), "from_csv")
+
+    def _join(self, paths: Sequence[str], tables: Sequence[Any]) -> Any:
+        names = tables[0].column_names
+        for path, table in zip(paths, tables, strict=True):
+            if sorted(table.column_names) != sorted(names):
+                raise ValueError(
+                    f"{path} has the columns {table.column_names}, and {paths[0]} {names}: the "
+                    "files of a source have the same ones"
+                )
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(
+                f"{self.name}: a column holds numbers in one file and text in another: {error}"
+            ) from error
+
+
+def _with_read_nan(table: Any, read: Callable[..., Any]) -> Any:
+    """Return a table with the NaN of its numbers, which pyarrow takes for missing values."""
+    kinds = {
+        field.name: pa.float64()
+        for field in table.schema
+        if (pa.types.is_floating(field.type) or pa.types.is_null(field.type))
+        and table.column(field.name).null_count
+    }
+    if not kinds:
+        return table
+    missing = [text for text in csv.ConvertOptions().null_values if "nan" not in text.lower()]
+    again = read(include_columns=[*kinds], column_types=kinds, null_values=missing)
+    for name, column in zip(kinds, again.columns, strict=True):
+        if column.null_count < len(table):
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table

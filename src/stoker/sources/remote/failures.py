@@ -36,11 +36,7 @@ _LASTING_NAMES = re.compile("Credential|Auth|Validation|Configuration|Unknown")
 
 
 class StatusError(Exception):
-    """An answer whose status is not 200.
-
-    Attributes:
-        retry_after_s: the server's Retry-After in seconds, 0 without one.
-    """
+    """An answer whose status is not 200; ``retry_after_s`` is the server's Retry-After, or 0."""
 
     def __init__(self, status: int, reason: str | None, retry_after: str | None = None) -> None:
         self.status = status
@@ -49,23 +45,15 @@ class StatusError(Exception):
         super().__init__(f"HTTP {status} {reason or ''}".rstrip())
 
 
-class TruncatedError(Exception):
-    """Fewer bytes, or more, than the listing says."""
-
-
-class StalledError(Exception):
-    """No byte came for too long."""
-
-
-class GarbledError(Exception):
-    """The answer is not HTTP."""
+class PassingError(Exception):
+    """Too few bytes, or too many; none for too long; or an answer that is not HTTP."""
 
 
 class UnusableError(ValueError):
     """An answer that cannot be used and would not change; not retried."""
 
 
-_OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
+_OWN = (StatusError, PassingError, UnusableError)
 
 
 async def retry(
@@ -74,15 +62,10 @@ async def retry(
     timeout_s: float,
     on_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Try until success, a permanent failure, or the end of ``timeout_s``.
+    """Try until success, a permanent failure, or ``timeout_s`` after the first failure.
 
-    Args:
-        timeout_s: seconds after the first failure in which it is tried again.
-        on_retry: called before each further attempt.
-        url: the file's URL, for messages.
-
-    Raises FileNotFoundError if there is no such file, ImportError unchanged, and
-    RemoteError for all other errors.
+    ``on_retry`` is called before each further attempt. Raises FileNotFoundError if there is no such
+    file, ImportError unchanged, and RemoteError for all other errors.
     """
     began = pause_s = 0.0
     attempts = 0
@@ -124,7 +107,6 @@ def _is_passing(error: Exception, status: int | None) -> bool:
 
 
 def _find_status(error: Exception) -> int | None:
-    """Return the HTTP status in a storage library's error."""
     for attribute in ("status", "status_code", "code"):
         value = getattr(error, attribute, None)
         if isinstance(value, int) and 100 <= value < 600:

@@ -49,23 +49,9 @@ class File(NamedTuple):
 class FilesSource(ReadsRanges[Any], IndexedSource):
     """Whole files by path or URL.
 
-    Attributes:
-        access: how to open their file system; None for local files.
-
-    Args:
-        files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
-            (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted,
-            except for URLs of HTTP, which cannot be listed. Hidden files match only patterns that
-            name them. Braces in a single URL (``{000..099}``) are expanded first.
-        options: for URLs, how they are listed and read.
-
-    Raises:
-        FileNotFoundError: no file matches the pattern.
-        ValueError: the list is empty, or has files of several file systems; the pattern is a URL of
-            HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is
-            an example that fails; one that matches a pattern is left out, with a warning.)
-        TypeError: the list contains other objects than paths.
-        RemoteError, ImportError: as in ``FolderSource``.
+    Hidden files match only patterns that name them. A single named file that is a pipe, a socket or
+    a device is refused; in a list it is an example that fails, and left out, with a warning, where
+    it matches a pattern.
     """
 
     fields = File._fields
@@ -112,7 +98,6 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
         return self.locate(index).url
 
     def name_of(self, index: int) -> str:
-        """Return its URL, or the last part of its path."""
         file: str = self._files[index]
         return os.path.basename(file) if self.access is None else file
 
@@ -123,10 +108,6 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
         return "files" if self._listed is not None and self._listed.versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; for a remote file, the listed one.
-
-        The listed one is URL, size and version.
-        """
         if self.access is None:
             path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
@@ -202,12 +183,11 @@ def _matching(names: Sequence[str], pattern: str) -> list[int]:
     return sorted(filter(lambda at: fits(names[at]), found), key=names.__getitem__)
 
 
-def _to_text(file: object) -> str:
-    if isinstance(file, os.PathLike):
-        file = os.fspath(file)
-    if not isinstance(file, str):
-        raise TypeError(f"from_files takes paths and URLs, not {type(file).__name__}")
-    return file
+def _to_text(file: Any) -> str:
+    text = os.fspath(file) if isinstance(file, os.PathLike) else file
+    if not isinstance(text, str):
+        raise TypeError(f"from_files takes paths and URLs, not {type(text).__name__}")
+    return text
 
 
 def _find_protocol(files: Sequence[str]) -> str:
@@ -231,22 +211,14 @@ def _find_pattern(url: str) -> int | None:
 
 
 def access_to(given: Paths, options: RemoteOptions) -> Access:
-    """Return the access to the file system of these URLs."""
     return Access(str(path_list(given, "a source")[0]), options)
 
 
 def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
-    """Return the matching files: a list's in its order, a pattern's sorted.
+    """Return the matching files, as ``find_files``.
 
-    Args:
-        given: URLs or patterns; braces are expanded first.
-        access: to their file system.
-        suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
-            without it, and without a query, is a folder if there are such files below it; over
-            HTTP it is a file.
-
-    Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
-    RemoteError.
+    A URL without ``suffix``, and without a query, is a folder if there are such files below it;
+    over HTTP it is a file.
     """
     texts = [os.fspath(each) for each in path_list(given, "a source")]
     urls: list[str] = []

@@ -1,4 +1,7 @@
-"""Reading from a remote file system: single parts now, and files or blocks ahead of their use."""
+"""Reading from a remote file system: single parts now, and files or blocks ahead of their use.
+
+Blocks, row groups or runs of a shard, are kept in memory while there is room; local ones, too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +19,6 @@ from numpy.typing import NDArray
 from stoker.basics.future import OneShot
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import again_soon, defer_interrupts
-from stoker.sources.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.storage import RemoteOptions, Storage
 from stoker.sources.source import Indices
@@ -66,9 +68,7 @@ class _Read(OneShot[bytes]):
 class RemoteReader:
     """Reads the files of a source on the event loop of its storage; any thread may call it.
 
-    Attributes:
-        requests: the largest number of reads at a time.
-        retries: how often a file was requested again after a temporary failure.
+    At most ``requests`` reads run at a time; ``retries`` counts requests after passing failures.
     """
 
     def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
@@ -87,10 +87,7 @@ class RemoteReader:
         self._loop = storage.loop
 
     def expect(self, indices: Indices) -> None:
-        """Start to read these files, after earlier expected ones; each is for one ``fetch``.
-
-        Returns at once. Does nothing once closed.
-        """
+        """Start to read these files, after earlier expected ones; each is for one ``fetch``."""
         with self._lock:
             if self._closing is not None:
                 return
@@ -132,8 +129,7 @@ class RemoteReader:
     def close(self) -> None:
         """Cancel all reads and close connections; waiting calls get a RuntimeError.
 
-        Any thread may call it, also finalizers, and repeatedly. It waits briefly for reads under
-        way, but never for a server.
+        Any thread may call it, also finalizers, and repeatedly. It never waits for a server.
         """
         with defer_interrupts(again_soon):
             with self._lock:
@@ -223,12 +219,72 @@ def _to_ints(indices: Indices) -> list[int]:
     return plain
 
 
-class BlockFiles(Protocol):
-    """A block reader's view of its source; called from any thread.
+class HeldBlocks:
+    """The most recently used blocks, by key; one thread reads each, and others wait for it.
 
-    Attributes:
-        held: the kept blocks.
+    Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
+    ``rows_read`` counts the examples that were read in this process. A block, such as a table, has
+    ``num_rows`` examples and ``nbytes``.
     """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._begin()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return HeldBlocks, (self.limit_bytes,)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """True if a block is held, or is being read."""
+        return key in self._held
+
+    def get(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """Return a block that is held, or what ``read`` returns; raises what that raises."""
+        if not self._owner.is_current:  # a forked child: its parent's threads give nothing here
+            self._begin()
+        mine: OneShot[Any] | None = None
+        try:
+            with self._lock:
+                found = self._held.pop(key, None)
+                if found is None:
+                    found = mine = OneShot()
+                self._held[key] = found  # the last one is what was used last
+            if mine is None:
+                return found.wait()
+            block = read()
+        except BaseException as error:
+            if mine is None:
+                raise
+            with self._lock:
+                if self._held.get(key) is mine:
+                    del self._held[key]
+            passed = error if isinstance(error, Exception) else OSError("reading was interrupted")
+            mine.give(error=passed)
+            raise
+        mine.give(block)
+        with self._lock:
+            self.rows_read += block.num_rows
+            self._sizes[mine] = block.nbytes
+            self._nbytes += block.nbytes
+            for other, held in list(self._held.items()):  # the one that was used longest ago first
+                if self._nbytes <= self.limit_bytes:
+                    break
+                if held is not mine and held in self._sizes:
+                    del self._held[other]
+                    self._nbytes -= self._sizes.pop(held)
+        return block
+
+    def _begin(self) -> None:
+        self._owner = OwningProcess()
+        self._lock = threading.Lock()
+        self._held: dict[Hashable, OneShot[Any]] = {}
+        self._sizes: dict[OneShot[Any], int] = {}  # of those that have been read
+        self._nbytes = 0
+        self.rows_read = 0
+
+
+class BlockFiles(Protocol):
+    """A block reader's view of its source; called from any thread. ``held``: the kept blocks."""
 
     held: HeldBlocks
 
@@ -246,17 +302,10 @@ class BlockFiles(Protocol):
 
 
 class BlockReader:
-    """Reads the blocks that contain an epoch's examples; any thread may call it.
+    """Reads the blocks that contain an epoch's examples, by ``inner``; any thread may call it.
 
-    Each expected block is read once, since a held block is never expected.
-
-    Args:
-        blocks: the source of blocks.
-        inner: reads blocks by their numbers.
-        ahead_bytes: blocks are expected as long as they are no larger than that together.
-
-    Attributes:
-        requests: how many examples the engine should expect ahead of fetching them.
+    Each expected block is read once, since a held block is never expected. No more than
+    ``ahead_bytes`` are expected together.
     """
 
     def __init__(self, blocks: BlockFiles, inner: RemoteReader, ahead_bytes: int) -> None:
@@ -279,11 +328,9 @@ class BlockReader:
             self._inner.expect([block])
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Return the examples at these indices. An error concerns the first of them alone."""
         return self._blocks.examples_of(indices, self._read)
 
     def close(self) -> None:
-        """Cancel the reads under way."""
         self._inner.close()
 
     def _read(self, block: int) -> Any:

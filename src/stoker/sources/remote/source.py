@@ -107,7 +107,6 @@ class Access:
         return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop())
 
     def reader(self, files: Files) -> RemoteReader:
-        """Open the file system for reading ahead."""
         return RemoteReader(files, self.open(), self.options)
 
     def for_each(

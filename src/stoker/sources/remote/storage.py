@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stoker.basics.future import start_thread
 from stoker.basics.validate import is_whole_number
 from stoker.sources.files import read_file
-from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
+from stoker.sources.remote.failures import PassingError, UnusableError
 
 STALL_S = 10.0
 """The longest pause between two bytes. Requests of object stores take up to seconds under load, not
@@ -93,10 +93,7 @@ class Storage(ABC):
 
     @abstractmethod
     async def look_up(self, path: str) -> tuple[int, int]:
-        """Return the size of a file and its version, as in ``Entries``.
-
-        Raises UnusableError where the server does not send its size.
-        """
+        """Return the size of a file and its version, as in ``Entries``. Raises UnusableError."""
 
     @abstractmethod
     def to_path(self, url: str) -> str:
@@ -129,8 +126,9 @@ class FileStorage(Storage):
         self._local = "file" in protocols
 
     async def read(self, path: str, size: int) -> bytes:
-        """Read a file, and compare its length."""
-        return await self._read_in_time(self._read_whole(path), size)
+        if self._local:  # where there are pipes and devices, too
+            return await self._read_in_time(_run_in_thread(lambda: read_file(path)), size)
+        return await self._read_in_time(self._call("cat_file", path), size)
 
     async def read_part(
         self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
@@ -179,15 +177,10 @@ class FileStorage(Storage):
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise StalledError(f"not read in {allowed_s:.3g} s") from error
+            raise PassingError(f"not read in {allowed_s:.3g} s") from error
         if len(data) != size != UNKNOWN:
-            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+            raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
-
-    async def _read_whole(self, path: str) -> Any:
-        if self._local:  # where there are pipes and devices, too
-            return await _run_in_thread(lambda: read_file(path))
-        return await self._call("cat_file", path)
 
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:

@@ -11,13 +11,7 @@ from typing import Any
 
 from stoker.sources.files import refuse_too_large
 from stoker.sources.remote import storage
-from stoker.sources.remote.failures import (
-    GarbledError,
-    StalledError,
-    StatusError,
-    TruncatedError,
-    UnusableError,
-)
+from stoker.sources.remote.failures import PassingError, StatusError, UnusableError
 from stoker.sources.remote.storage import (
     SIZE_UNTOLD,
     UNKNOWN,
@@ -63,9 +57,11 @@ class WebStorage(Storage):
     async def read(self, path: str, size: int) -> bytes:
         """Read a file; the session checks its length against the answer's header."""
         data, answer = await self._get(path)
-        _check_tells_length(answer)
+        chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
+        if answer.content_length is None and not chunked:  # it may be cut short
+            raise UnusableError("the answer does not state its length")
         if len(data) != size != UNKNOWN:
-            raise TruncatedError(f"{len(data)} bytes instead of the {size} listed")
+            raise PassingError(f"{len(data)} bytes instead of the {size} listed")
         return data
 
     async def read_part(
@@ -88,7 +84,7 @@ class WebStorage(Storage):
                 "two files would be mixed: build it again"
             )
         if len(data) != nbytes or not content_range.replace("=", " ").startswith(f"bytes {start}-"):
-            raise TruncatedError(
+            raise PassingError(
                 f"{len(data)} bytes instead of {nbytes} ({content_range or 'no range'})"
             )
         return data
@@ -142,11 +138,11 @@ class WebStorage(Storage):
                     return b"", answer
                 return await _read_body(answer, url), answer
         except TimeoutError as error:
-            raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
+            raise PassingError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is not HTTP: {_shorten(error.message)}") from error
+            raise PassingError(f"the answer is not HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 
@@ -177,13 +173,6 @@ async def _read_body(answer: Any, url: str) -> bytes:
             looked = len(body)
             refuse_too_large(2 * looked, url)
     return bytes(body)
-
-
-def _check_tells_length(answer: Any) -> None:
-    """Refuse an answer without a length: it may be cut short."""
-    chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
-    if answer.content_length is None and not chunked:
-        raise UnusableError("the answer does not state its length")
 
 
 def _shorten(text: str) -> str:

@@ -81,8 +81,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 def members_of(file: PartialFile) -> ArchiveMembers:
     """Yield the files of an archive, tar or zip by its first bytes.
 
-    Raises DamagedError after the last member that is whole; UnusableShardError for what is no
-    archive, or cannot be read by offset.
+    Raises DamagedError after the last whole member; UnusableShardError for what is no archive.
     """
     size = file.version.size_bytes
     if not size:
@@ -100,9 +99,6 @@ def _tar_members(file: PartialFile) -> ArchiveMembers:
     """Yield the regular files of an archive, then its links to them; others are passed over.
 
     A member that reaches beyond the end of the file is yielded, too, before the error.
-
-    Raises DamagedError; UnusableShardError for what is not a tar archive, for sparse files, and
-    for a link to what the archive does not hold.
     """
     size = file.version.size_bytes
     files: dict[str, ArchiveMember] = {}
@@ -142,10 +138,7 @@ def _tar_members(file: PartialFile) -> ArchiveMembers:
 
 
 def _headers(file: PartialFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of an archive, and of those behind it (``cat a.tar b.tar``).
-
-    Raises as ``_tar_members``.
-    """
+    """Yield the headers of an archive, and of those behind it (``cat a.tar b.tar``)."""
     raw: Any = _Blocks(file)
     is_first, last = True, b"-"
     while last:
@@ -222,11 +215,7 @@ class _Blocks:
 
 
 def _zip_members(file: PartialFile) -> ArchiveMembers:
-    """Yield the files of an archive: from the header of each to that of the next.
-
-    Raises DamagedError; UnusableShardError for files that are encrypted, links, or not compressed
-    by deflate.
-    """
+    """Yield the files of an archive: from the header of each to that of the next."""
     try:
         with zipfile.ZipFile(file.as_file()) as archive:
             found, end = archive.infolist(), archive.start_dir
@@ -255,10 +244,7 @@ def _zip_members(file: PartialFile) -> ArchiveMembers:
 
 
 def unzip(member: bytes, nbytes: int, named: str) -> bytes:
-    """Return the data of a member, whose bytes begin with its header.
-
-    Raises ValueError for a wrong size, damage, or another member.
-    """
+    """Return the data of a member, whose bytes begin with its header. Raises ValueError."""
     magic, method, *lengths = _ZIP_HEADER.unpack_from(member.ljust(_ZIP_HEADER.size, b"\0"))
     begin = _ZIP_HEADER.size + sum(lengths)
     name = member[_ZIP_HEADER.size : _ZIP_HEADER.size + lengths[0]]

@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 from stoker.basics.resources import user_folder
 from stoker.sources.files import FileVersion, PartialFile
 from stoker.sources.patterns import Names
-from stoker.sources.shards.archives import (
-    ArchiveMember,
-    DamagedError,
-    UnusableShardError,
-    members_of,
-    split_name,
-)
+from stoker.sources.shards.archives import DamagedError, UnusableShardError, members_of, split_name
 
 # Raised whenever the layout of an index changes: those of other formats are made anew.
 _FORMAT = 6
@@ -82,76 +76,41 @@ class ShardIndex(NamedTuple):
         rows = zip(*(column[span].tolist() for column in columns), strict=True)
         return {self.fields[number]: place for number, *place in rows}
 
-    def incomplete(self) -> str | None:
-        """Return the key of the first example that reaches beyond the shard's end, if any."""
-        at = self.places
-        beyond = np.flatnonzero(at.starts + at.nbytes > self.version.size_bytes)
-        if not len(beyond):
-            return None
-        key: str = self.keys[int(np.searchsorted(at.ends, beyond[0], side="right"))]
-        return key
-
 
 def build_index(file: PartialFile) -> ShardIndex:
-    """Read the headers of a shard.
+    """Read the headers of a shard, and note damage: examples before it can be read.
 
-    The index notes damage: examples before it can be read.
-
-    Raises UnusableShardError for a file that is not a shard, and for a shard in which an example
-    has a field twice; OSError.
+    Raises UnusableShardError for what is no shard, or has a field of an example twice; OSError.
     """
-    path, version = file.path, file.version
-    grouping = _Grouping(path)
+    keys: dict[str, int] = {}
+    fields: dict[str, int] = {}
+    rows = array("q")  # for each file: example, field, start, bytes, inflated bytes
     damage = ""
     try:
         for member in members_of(file):
-            grouping.add(member)
+            named = split_name(member.name)
+            if named is not None:  # an example's files need not be consecutive
+                example = keys.setdefault(named[0], len(keys))
+                field = fields.setdefault(named[1], len(fields))
+                rows.extend((example, field, *member[1:]))
     except DamagedError as error:
         damage = str(error)
-    return ShardIndex(
-        path, version, Names(grouping.keys), grouping.fields, grouping.places(), damage
-    )
+    names = list(keys)
+    places = _places_of(rows, file.path, names, list(fields))
+    return ShardIndex(file.path, file.version, Names(names), list(fields), places, damage)
 
 
-class _Grouping:
-    """Collects files by key; an example's files need not be consecutive."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._keys: dict[str, int] = {}
-        self._fields: dict[str, int] = {}
-        # A row for each file: example, field, start, bytes, inflated bytes.
-        self._rows = array("q")
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._keys)
-
-    @property
-    def fields(self) -> list[str]:
-        return list(self._fields)
-
-    def add(self, member: ArchiveMember) -> None:
-        named = split_name(member.name)
-        if named is not None:
-            example = self._keys.setdefault(named[0], len(self._keys))
-            field = self._fields.setdefault(named[1], len(self._fields))
-            self._rows.extend((example, field, *member[1:]))
-
-    def places(self) -> Places:
-        rows = np.frombuffer(self._rows, np.int64).reshape(-1, 5) if self._rows else _NO_ROWS
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-        again = np.flatnonzero((rows[1:, :2] == rows[:-1, :2]).all(axis=1))
-        if len(again):
-            key, field = self.keys[rows[again[0], 0]], self.fields[rows[again[0], 1]]
-            raise UnusableShardError(
-                f"{self._path}: example {key!r} has {field!r} twice: pack the shard again"
-            )
-        ends = np.cumsum(np.bincount(rows[:, 0], minlength=len(self._keys)))
-        return Places(ends.astype(np.int64), *map(np.ascontiguousarray, rows.T[1:]))
-
-
-_NO_ROWS: NDArray[np.int64] = np.empty((0, 5), np.int64)
+def _places_of(unsorted: array[int], path: str, keys: list[str], fields: list[str]) -> Places:
+    rows = np.asarray(unsorted, np.int64).reshape(-1, 5)
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    again = np.flatnonzero((rows[1:, :2] == rows[:-1, :2]).all(axis=1))
+    if len(again):
+        key, field = keys[rows[again[0], 0]], fields[rows[again[0], 1]]
+        raise UnusableShardError(
+            f"{path}: example {key!r} has {field!r} twice: pack the shard again"
+        )
+    ends = np.cumsum(np.bincount(rows[:, 0], minlength=len(keys)))
+    return Places(ends.astype(np.int64), *map(np.ascontiguousarray, rows.T[1:]))
 
 
 def index_of(file: PartialFile) -> ShardIndex:

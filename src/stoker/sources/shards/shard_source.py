@@ -20,15 +20,10 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.selection import Selection
-from stoker.sources.blocks import HeldBlocks
-from stoker.sources.files import (
-    READ_AT_LEAST,
-    OpenFiles,
-    refuse_too_large,
-)
+from stoker.sources.files import READ_AT_LEAST, OpenFiles, refuse_too_large
 from stoker.sources.in_files import FileItem, RangedFiles, fingerprint_in
 from stoker.sources.patterns import Paths
-from stoker.sources.remote.reader import BlockReader, Files, RemoteFile
+from stoker.sources.remote.reader import BlockReader, Files, HeldBlocks, RemoteFile
 from stoker.sources.remote.storage import RemoteOptions
 from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header, unzip
 from stoker.sources.shards.index import ShardIndex, index_of, show_progress
@@ -64,21 +59,7 @@ class ShardSource(RangedFiles):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     At URLs runs of neighbours are read if an epoch's order keeps these together, else single
-    examples.
-
-    Args:
-        paths: paths, URLs or patterns.
-        options: how URLs are listed and read.
-        fields: the fields to read; None: all fields of an example.
-        is_strict: whether a damaged shard is refused at once. Otherwise only its incomplete
-            examples fail.
-
-    Raises:
-        FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not a shard, or is compressed as a whole; an example has a field
-            twice; no shard has an example, or one of ``fields``; a shard is damaged.
-        TypeError: wrong kinds of arguments.
-        RemoteError, ImportError: as in ``FilesSource``; also for a server that does not send parts.
+    examples. Unless ``is_strict``, only the incomplete examples of a damaged shard fail.
     """
 
     caller = "from_tar"
@@ -86,12 +67,7 @@ class ShardSource(RangedFiles):
     _files: Sequence[ShardIndex]
 
     def __init__(
-        self,
-        paths: Paths,
-        options: RemoteOptions,
-        fields: Sequence[str] | None,
-        *,
-        is_strict: bool,
+        self, paths: Paths, options: RemoteOptions, fields: Sequence[str] | None, *, is_strict: bool
     ) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._files = self.look(paths, options, index_of, show=show_progress)
@@ -157,9 +133,7 @@ class ShardSource(RangedFiles):
         """Return the range from the header of the example's first file to the end of its last."""
         shard, number = self._locate(index)
         places = shard.files_of(number).values()
-        start, _, inflated_bytes = min(places)
-        start -= HEADER_BYTES if inflated_bytes < 0 else 0
-        end = max(at + nbytes for at, nbytes, _ in places)
+        start, end = _begin(min(places)), max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
         return RemoteFile(shard.path, end - start, start, *shard.version[:2])
@@ -167,9 +141,9 @@ class ShardSource(RangedFiles):
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
         files = shard.files_of(number)
-        first, size, inflated_bytes = min(files.values())
-        first -= HEADER_BYTES if inflated_bytes < 0 else 0
-        if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
+        place = min(files.values())
+        first = _begin(place)
+        if first < place[0] and not is_header(data[:HEADER_BYTES], place[1]):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
                 "built: build it again"
@@ -184,7 +158,6 @@ class ShardSource(RangedFiles):
         return f"shards {'all' if self._fields is None else list(self._fields)}"
 
     def item(self, index: int) -> FileItem:
-        """Return the shard, and the key."""
         shard, number = self._locate(index)
         return FileItem(shard, number, f"/{shard.keys[number]}")
 
@@ -219,11 +192,14 @@ class ShardSource(RangedFiles):
         return example
 
 
-def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
-    """Return a function that reads an example's small files in one read, if they are adjacent.
+def _begin(place: Sequence[int]) -> int:
+    """Return where a file begins, from its header on: in a zip archive it has that already."""
+    start, _, inflated_bytes = place
+    return start - (HEADER_BYTES if inflated_bytes < 0 else 0)
 
-    Storage that seeks then needs one seek.
-    """
+
+def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
+    """Return what reads an example's small files in one read, if they are adjacent: one seek."""
     if len(places) < 2:
         return read
     first = min(start for start, *_ in places)
@@ -248,9 +224,12 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
     """Refuse a damaged shard, or warn of it."""
     if not shard.damage:
         return
-    key = shard.incomplete()
-    which = "" if key is None else f" (example {key!r} is not all there)"
-    text = f"{shard.path} {shard.damage}{which}"
+    at = shard.places
+    beyond = np.flatnonzero(at.starts + at.nbytes > shard.version.size_bytes)
+    text = f"{shard.path} {shard.damage}"
+    if len(beyond):
+        key = shard.keys[int(np.searchsorted(at.ends, beyond[0], side="right"))]
+        text += f" (example {key!r} is not all there)"
     if is_strict:
         raise ValueError(
             f"{text}. Write it again; or give max_errors=, which leaves out such examples and what "
@@ -298,13 +277,7 @@ class _Run(NamedTuple):
 
 
 class ShardRuns:
-    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these.
-
-    Args:
-        runs: of all shards.
-        shards: the shards.
-        examples: makes examples from a run.
-    """
+    """The runs of one epoch; ``BlockFiles``, and the ``Files`` that are read for these."""
 
     def __init__(self, runs: Runs, shards: Sequence[ShardIndex], examples: Files) -> None:
         self.held = HeldBlocks(KEPT_BYTES)
@@ -322,7 +295,6 @@ class ShardRuns:
         return RemoteFile(shard.path, stop - start, start, *shard.version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
-        """Return a run, made from its bytes."""
         examples = self._runs.examples
         rows = int(examples.ends[index] - examples.starts[index])
         return _Run(int(self._runs.starts[index]), rows, data)
@@ -347,17 +319,12 @@ def find_runs(shards: Sequence[ShardIndex]) -> Runs:
         if not len(starts):
             continue
         first = np.flatnonzero(np.diff(starts // RUN_BYTES, prepend=-1))
-        parts.append(
-            (
-                np.diff(first, append=len(starts)),
-                np.full(len(first), number),
-                np.minimum.reduceat(starts, first),
-                # A truncated shard is read up to its end; each example beyond it fails.
-                np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes),
-            )
-        )
-    counts, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
-    return Runs(Numbering(counts), *places)
+        counts, shard_numbers = np.diff(first, append=len(starts)), np.full(len(first), number)
+        # A truncated shard is read up to its end; each example beyond it fails.
+        ends = np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes)
+        parts.append((counts, shard_numbers, np.minimum.reduceat(starts, first), ends))
+    rows, *places = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
+    return Runs(Numbering(rows), *places)
 
 
 def spans_of(shard: ShardIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,7 +12,7 @@ from stoker.engine.flow import Flow
 from stoker.engine.work.step import Stack
 from stoker.errors import CombinationError
 from stoker.sources.origin import UserObject
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, refuse_behind
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Batch(ChainStage):
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
             raise CombinationError("a loader yields batches already: set its batch_size")
-        stage = first_with(before.stages, lambda t: t.batches)
-        if stage is not None:
-            raise CombinationError(f".batch({self.n}) cannot follow {stage.name}: batch once")
+        refuse_behind(f"batch({self.n})", before, lambda t: t.batches, "batch once")
         if before.echo is not None:
             before.echo.check_holds(self.n)
         return self

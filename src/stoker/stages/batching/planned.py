@@ -240,10 +240,6 @@ def check_planned(call: str, before: ChainView) -> tuple[IndexedSource, int]:
     return source, shard.world
 
 
-def _named(given: Any) -> Any:
-    """Return a field's name as it is, and ``...`` for numbers."""
-    return given if given is None or isinstance(given, (str, int)) else ...
-
-
 def _shown(given: Any) -> str:
-    return "..." if _named(given) is ... else repr(given)
+    """Return a field's name as it is, and ``...`` for numbers."""
+    return repr(given) if given is None or isinstance(given, (str, int)) else "..."

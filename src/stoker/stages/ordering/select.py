@@ -14,12 +14,12 @@ from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.errors import CombinationError, StageError
 from stoker.schedule import rng
-from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.order import permutation
 from stoker.schedule.orders.subset import EligibleIndices, Subset
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, SourceBase, check_fields
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, refuse_behind
 
 # Numbers that are handled at once: 8 MB. Chosen, not measured.
 _AT_ONCE = 1 << 20
@@ -97,14 +97,14 @@ def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> I
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
         raise CombinationError(f".{call} chooses examples by their numbers, and {what}")
-    stage = first_with(
-        before.stages,
+    refuse_behind(
+        call,
+        before,
         lambda t: (
             t.shuffles or t.shards or t.filters or t.repeats or t.batches or t.joins or t.scans
         ),
+        "put it behind the source",
     )
-    if stage is not None:
-        raise CombinationError(f".{call} cannot follow {stage.name}: put it behind the source")
     return source
 
 
@@ -279,7 +279,10 @@ def _fractions(given: Sequence[Any]) -> list[float]:
                 f"{fraction!r}"
             )
         if not 0 < fraction < (1 if len(given) == 1 else 1 + _ROUNDING):
-            raise ValueError(f".split(): a part's fraction lies between 0 and 1, not {fraction}")
+            raise ValueError(
+                f".split(): a part's fraction lies between 0 and 1, such as .split(0.8, 0.2), not "
+                f"{fraction}"
+            )
     if len(given) == 1:
         return [float(given[0]), 1 - float(given[0])]
     total = math.fsum(given)

@@ -15,7 +15,7 @@ from stoker.errors import CombinationError
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, refuse_behind
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
@@ -53,11 +53,12 @@ class Shuffle(ChainStage):
             raise CombinationError(
                 "shuffle each part of a mixture by itself: stoker.mix([a.shuffle(), b.shuffle()])"
             )
-        stage = first_with(
-            before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins or t.scans
+        refuse_behind(
+            "shuffle()",
+            before,
+            lambda t: t.repeats or t.batches or t.shuffles or t.joins or t.scans,
+            "put it first",
         )
-        if stage is not None:
-            raise CombinationError(f".shuffle() cannot follow {stage.name}: put it first")
         if isinstance(source, IndexedSource):
             if self.buffer is not None:
                 raise CombinationError(
@@ -74,9 +75,6 @@ class Shuffle(ChainStage):
 
     def select(self, selection: Selection) -> Selection:
         return selection.shuffle(self.ends, self.buffer or 1)
-
-    def count(self, items: int) -> int:
-        return items
 
     def signature(self) -> str:
         if self.ends is None:

@@ -12,7 +12,7 @@ from stoker.basics.warn import warn
 from stoker.errors import CombinationError
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
-from stoker.stages.stage import ChainStage, ChainView, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, Traits, refuse_behind
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,12 @@ class Take(ChainStage):
             raise CombinationError(
                 f".{self.method}() counts examples, and a loader yields batches: {self.of_batches}"
             )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
+        refuse_behind(
+            f"{self.method}()",
+            before,
+            lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins,
+            f"put it before ({self.of_batches})",
         )
-        if stage is not None:
-            raise CombinationError(
-                f".{self.method}() cannot follow {stage.name}: put it before ({self.of_batches})"
-            )
         return self
 
     def warn_of_one_class(self, before: ChainView) -> None:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 from stoker.basics import resources
 from stoker.basics.process import end_with
 from stoker.basics.resources import ThreadTimer
-from stoker.engine.work.address import WorkAddress
 from stoker.engine.work.call_seeds import seeding_ns
+from stoker.engine.work.step import WorkAddress
 from stoker.engine.work.work import Work
 from stoker.engine.work.worker_status import current_worker
 from stoker.engine.workers.cost import SAMPLED_NS, TIMED

@@ -292,10 +292,6 @@ class KeptProcesses:
         self._resting += slots
         return True
 
-    def end(self) -> None:
-        """End those that rest."""
-        _end_kept(self._resting, self._process)
-
 
 def _processes_of(slots: list[ProcessSlot]) -> list[WorkerProcess]:
     return [slot.process for slot in slots if slot.number == 0]
@@ -304,7 +300,7 @@ def _processes_of(slots: list[ProcessSlot]) -> list[WorkerProcess]:
 def end_kept() -> None:
     """End the processes that rest: this process is about to end without running finalizers."""
     for kept in list(_kept):
-        kept.end()
+        _end_kept(kept._resting, kept._process)
 
 
 def _end_kept(slots: list[ProcessSlot], process: OwningProcess) -> None:

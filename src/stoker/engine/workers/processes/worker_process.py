@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.work.failure import SENDING, Failure
+from stoker.engine.work.step import SENDING, Failure
 from stoker.engine.work.worker_status import WorkerStatus
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
@@ -191,8 +191,10 @@ class WorkerProcess:
         how = f"ended with exit code {code}"
         if code and code < 0:
             how = f"was killed by signal {signal.Signals(-code).name}"
-        hint = "; is memory short?" if code == -signal.SIGKILL else ""
-        if code == NO_DESCRIPTORS:
+        hint = ""
+        if code == -signal.SIGKILL:
+            hint = "; is memory short? Fewer workers, or a smaller ahead=, take less: .workers(2)"
+        elif code == NO_DESCRIPTORS:
             hint = f": {resources.no_descriptors()}"
         elif code == 1 and not self._has_answered and multiprocessing.get_start_method() != "fork":
             hint = (

@@ -1,31 +1,106 @@
-"""A thread that prefetches from an iterator, so that planning never blocks on it.
-
-It is used where an adaptive echo follows a loader or a stream. The thread alone reads the inner
-stream, and closes it; others ask for its states and interrupt it. The thread never takes the
-planning lock.
-"""
+"""Heads of a flow: sources that are read one item after another, and a thread that reads ahead."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.signals import defer_interrupts
-from stoker.engine.items import Item, Planning, PulledStream, SequentialStream, WouldBlock
+from stoker.engine.items import (
+    DrivenStream,
+    EpochCounters,
+    Item,
+    Planning,
+    PulledStream,
+    WouldBlock,
+)
+from stoker.engine.setup import EpochSetup
 from stoker.engine.workers.threads import WorkerPool
+from stoker.sources.origin import SourceBase
 
 # The longest time that closing waits for a loader's next() to return: about as long as a user waits
 # without a message. Chosen, not measured.
 _JOIN_S = 5.0
 
 
+class HeadSource(SourceBase):
+    """A source that is iterated: of examples, or of ready batches."""
+
+    @abstractmethod
+    def head(self, setup: EpochSetup, tally: EpochCounters) -> SequentialStream:
+        """Begin a pass of an epoch; ``tally`` counts time.
+
+        Raises StateError if it cannot begin where it should.
+        """
+
+
+class SequentialStream(DrivenStream):
+    """The stream at the head of a flow: a source that is read one item after another.
+
+    The source is read when an item is taken, so at most one item is ready: one that was peeked at.
+    """
+
+    is_full = False
+
+    def poll(self, count: int) -> tuple[int, bool]:
+        return min(count, int(self._next_item is not None)), False
+
+    def wait_for(self, count: int) -> None:
+        """Do nothing."""
+
+    def ready_since(self) -> tuple[int, int | None]:
+        return 0, None
+
+    def recompute(self, number: int) -> Item:
+        """Refuse: states that would need this are refused before."""
+        raise AssertionError("what can only be iterated cannot be made again")
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if the source is exhausted. An item or error that this reads comes next."""
+
+    def loaded_with(self, item: Item, loaded: int) -> int:
+        """Return the number of a loader's batches that are handed out with ``item``."""
+        return loaded
+
+    @abstractmethod
+    def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
+        """Return the source's own state after so many examples and batches, or None.
+
+        Also return the number of reads before that state.
+        """
+
+    def forget_states(self, fresh: int, loaded: int) -> None:
+        """Drop the states after fewer examples, and after fewer batches of a loader."""
+
+    def has_raised(self, error: BaseException) -> bool:
+        """True if the source raised this error, and may go on. True only once for each error."""
+        return False
+
+    def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
+        """Tell the source how far the consumer got, or that the pass ``ended`` by itself.
+
+        It may have been read further.
+        """
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Interrupt another thread that waits for the source, if possible."""
+
+
 class Prefetcher(PulledStream):
     """A stream that a background thread prefetches into a bounded queue.
+
+    So planning never blocks on it. It is used where an adaptive echo follows a loader or a stream.
+    The thread alone reads the inner stream, and closes it; others ask for its states and interrupt
+    it. The thread never takes the planning lock.
 
     An exception of the inner stream is queued, and raised at its place. Reading then continues,
     because a loader may recover.
@@ -166,12 +241,11 @@ class Prefetcher(PulledStream):
                     self._change.notify_all()
                 self._worker_pool.plan()  # before waiting, as planning may make room
                 with self._lock:
-                    while not self._is_closed and not self._has_ended and self._must_wait(item):
+                    # A read error in it has to be raised first.
+                    is_error = isinstance(item, BaseException)
+                    while not (self._is_closed or self._has_ended) and (
+                        len(self._queue) >= self._room or (is_error and self._queue)
+                    ):
                         self._change.wait()
         finally:
             self._inner.clear()  # in this thread, which alone uses it
-
-    def _must_wait(self, last: Item | BaseException | None) -> bool:
-        """True while the queue is full, or a read error in it was not raised yet."""
-        is_error = isinstance(last, BaseException)
-        return len(self._queue) >= self._room or (is_error and bool(self._queue))

@@ -25,7 +25,7 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -35,12 +35,14 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, ReadSoFar, UpstreamRequest, damage_error
 from stoker.engine.items import Item, PolledStream, WouldBlock
-from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.skip import RAISE, Budget
 from stoker.engine.work.segment import Segment
 from stoker.engine.work.step import Failure, Rejected
 from stoker.engine.workers.threads import Task
 from stoker.errors import Skip, StageError, TooManyErrors, describe_error
+
+if TYPE_CHECKING:
+    from stoker.engine.segments.stream import SegmentStream
 
 
 class DecidingStream(PolledStream):

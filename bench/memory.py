@@ -100,7 +100,7 @@ def _upstream_bytes(train: Any, batch_bytes: int) -> int:
     waiting = 0
     for stream in run._segments[:-1]:
         each = batch_bytes if stream.segment.batch is not None else batch_bytes // BATCH
-        waiting += stream.occupancy()[1] * each
+        waiting += stream.ahead() * each
     return waiting
 
 

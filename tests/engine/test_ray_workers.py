@@ -482,7 +482,7 @@ say(json.dumps(len(pids())))
 
 @pytest.mark.full
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="cannot be 0"):
+    with pytest.raises(ValueError, match="from 1 on, not 0"):
         data().workers(0, kind="ray")
     with pytest.raises(TypeError, match="whole number"):
         data().workers("many", kind="ray")

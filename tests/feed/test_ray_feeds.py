@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ def check(found: list[tuple[int, str]], epochs: int) -> None:
 
 def job(name: str, epochs: int, log: str) -> list[tuple[int, str]]:
     """Take a shared feed; return the epoch and the digest of each output, and log each."""
+    gc.disable()  # Ray's process lives on, and nothing need collect in it: the feed is left anyway
     sys.path.insert(0, HERE)
     import served
 
@@ -202,6 +204,30 @@ def test_a_feeder_without_jobs_beside_it_is_started_elsewhere(cluster: Any, jobs
     jobs.wait_for(3)
     jobs.kill_feeders()
     check(ray.get(other, timeout=WITHIN_S), 5)
+
+
+class Unreachable:
+    """In a feeder's place: its address is that of a feeder which is gone."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def place(self) -> tuple[str, str, bytes]:
+        self.asked += 1
+        return "gone", "127.0.0.1:1", bytes(32)
+
+    def times_asked(self) -> int:
+        return self.asked
+
+
+def test_a_feeder_that_was_hard_to_reach_ends_with_its_job(cluster: Any, jobs: Jobs) -> None:
+    """An error on the way keeps nothing of the feed: its feeder would wait for the job."""
+    make: Any = ray.remote(num_cpus=0)(Unreachable)
+    former = make.options(name=jobs.name, namespace="stoker-feeds").remote()
+    made = jobs.start("left", epochs=1)
+    wait_until(lambda: ray.get(former.times_asked.remote()) > 1)
+    ray.kill(former)
+    check(ray.get(made, timeout=WITHIN_S), 1)
 
 
 def test_the_node_of_the_feeder_is_lost(cluster: Any, jobs: Jobs) -> None:

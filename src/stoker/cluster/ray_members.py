@@ -169,13 +169,13 @@ def start_server(
     Raises CacheError if the cache server does not start.
     """
     name = f"{cache}-{ray.get_runtime_context().get_node_id()}"
-    cause: Exception | None = None
+    cause = ""
     for _ in range(_ATTEMPTS):
         try:
             actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
             started: Started = ray.get(actor.started.remote(), timeout=_START_S)
         except ray.exceptions.RayError as error:
-            cause = error
+            cause = str(error)  # an error would keep all callers' frames
             # The actor may be dying; Ray frees its name a moment later.
             time.sleep(1.0)
             continue
@@ -183,7 +183,7 @@ def start_server(
             ray.kill(actor)
             raise CacheError(f"the cache server of this node did not start: {started.error}")
         return started
-    raise CacheError(f"the cache server of this node does not answer: {cause}") from cause
+    raise CacheError(f"the cache server of this node does not answer: {cause}")
 
 
 def end_all() -> int:

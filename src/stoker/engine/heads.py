@@ -243,6 +243,7 @@ class Prefetcher(PulledStream):
                 with self._lock:
                     # A read error in it has to be raised first.
                     is_error = isinstance(item, BaseException)
+                    item = None  # an error in it would keep this frame, and so the whole stream
                     while not (self._is_closed or self._has_ended) and (
                         len(self._queue) >= self._room or (is_error and self._queue)
                     ):

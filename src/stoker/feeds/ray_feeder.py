@@ -36,6 +36,8 @@ _ANSWER_S = 10.0
 # How long a feeder may take to start, on another node after its own was lost: Ray notices that
 # after some 30 s, and imports from a cold disk take long. Chosen, not measured.
 _START_S = 120.0
+# How long a feeder that could not start tells the job why, which then ends it. Chosen, not measured.
+_REFUSING_S = 30.0
 # The wait before a feeder that is just ending or starting is tried again. Chosen, not measured.
 _RETRY_S = 0.2
 
@@ -73,6 +75,7 @@ class FeederActor:
             feeder = open_server(listener, dataclasses.replace(settings, listen=here), token)
         except (ImportError, StokerError, TypeError, ValueError) as error:
             self._place = FeederPlace(node, "", token, f"{error}")
+            start_thread("stoker-feeder", self._end, ray, _REFUSING_S)
             return
         self._place = FeederPlace(node, feeder.address, token)
         start_thread("stoker-feeder", self._serve, ray, feeder)
@@ -81,12 +84,17 @@ class FeederActor:
         return self._place
 
     def _serve(self, ray: Any, feeder: Any) -> None:
-        """Serve until the last job is gone; then end this actor for good."""
+        """Serve until the last job is gone."""
         try:
             with contextlib.closing(feeder):
                 feeder.serve()
         except BaseException:
             traceback.print_exc()
+        self._end(ray)
+
+    def _end(self, ray: Any, after_s: float = 0.0) -> None:
+        """End this actor for good."""
+        time.sleep(after_s)
         end_what_is_kept()
         try:
             ray.kill(ray.get_runtime_context().current_actor)
@@ -118,15 +126,15 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
             connection = local_feeds.connect(settings.name)
             if connection is not None:
                 return connection
-            cause: Exception | None = None
+            cause = "it does not listen"
         except LinkRefused as error:
             raise FeedError(f"cannot join the feed {settings.name!r}: {error}") from error
         except (LinkError, ray.exceptions.RayError) as error:
-            cause = error  # it is just ending, or its node is lost
+            # It is just ending, or its node is lost. An error that is kept would keep this frame and
+            # its callers', and so a feed that its job no longer uses.
+            cause = str(error)
         if time.monotonic() > until_s:
-            raise FeedError(
-                f"the feeder of {settings.name!r} does not start: {cause or 'it does not listen'}"
-            ) from cause
+            raise FeedError(f"the feeder of {settings.name!r} does not start: {cause}")
         time.sleep(_RETRY_S)
 
 

@@ -128,6 +128,32 @@ def test_it_is_told_and_skipped_within_the_budget(stuck: Stuck) -> None:
     assert "stuck in an example" in str(stats)
 
 
+def test_two_in_one_request_are_both_skipped() -> None:
+    stuck = Stuck(35, 39)
+    rows = np.repeat(np.arange(96)[:, None], 2, axis=1)
+    train = stoker.from_arrays(rows, seed=0).map(stuck.on_example, max_errors=2).batch(16)
+    train = train.workers(1, kind="process", timeout_s=TIMEOUT_S)
+    batches, _ = drain(train)
+    rest = [n for n in range(96) if n not in (35, 39)]
+    assert [row[0] for batch in batches for row in batch] == rest
+    assert [skip.index for skip in train.stats().skips] == [35, 39]
+
+
+def plus_one(row: Any) -> Any:
+    return row + 1
+
+
+def test_threads_beside_processes_are_watched_too(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_JOIN_S", 0.01)
+    train = numbers().map(stuck.on_example).echo(2).map(plus_one).batch(4)
+    with pytest.raises(stoker.StageError) as raised:
+        drain(train.workers(2, timeout_s=TIMEOUT_S))
+    assert raised.value.index == STUCK
+    assert isinstance(raised.value.__cause__, TimeoutError)
+
+
 @pytest.mark.parametrize(("kind", "budget"), [("process", 0), ("thread", 0), ("thread", 1)])
 def test_without_a_budget_or_in_a_thread_it_is_an_error(
     stuck: Stuck, kind: str, budget: Any, monkeypatch: pytest.MonkeyPatch

@@ -203,6 +203,28 @@ def test_a_trainer_acknowledges_only_what_it_was_given() -> None:
         train.acknowledge()
 
 
+class Named(OSError):
+    """Pickle would call it with its text alone."""
+
+    def __init__(self, path: str, *, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.why = why
+
+
+def fails_with_a_name(x: Any) -> Any:
+    if x == 5:
+        raise Named("a.jpg", why="gone")
+    return x
+
+
+@pytest.mark.parametrize("kind", [None, "thread", "process"])
+def test_an_error_with_a_constructor_of_its_own_is_itself_wherever_it_comes_from(kind: Any) -> None:
+    train = stoker.from_arrays(np.arange(8), seed=0).map(fails_with_a_name).batch(4)
+    with pytest.raises(Named, match=r"a\.jpg: gone") as caught:
+        list(train.workers(1, kind=kind))
+    assert caught.value.why == "gone"
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 def test_an_error_keeps_no_iterator(repeated: bool) -> None:
     train = stoker.from_arrays(np.arange(20), seed=0).map(failing).batch(4)

@@ -74,7 +74,8 @@ class Recycler:
         free = self._free.get(size)
         if free is None:
             if len(self._free) >= _MAX_SIZES:
-                self._free.pop(next(iter(self._free), 0), None)
+                for oldest in list(self._free)[:1]:  # in one step, as other threads change it
+                    self._free.pop(oldest, None)
             spare = max(self.spare, self._spare_bytes // size)
             free = self._free.setdefault(size, deque(maxlen=spare))
         try:

@@ -113,7 +113,9 @@ def end_with(
         return
 
     def watch() -> None:
-        select.select([descriptor], [], [])
+        poll = select.poll()  # as `select` takes no descriptor above 1023
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
         try:
             if before_exit is not None:
                 before_exit()

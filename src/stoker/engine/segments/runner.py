@@ -272,6 +272,10 @@ class SegmentRunner:
                 if type(values[i]) is not Failure:
                     values[i] = work.finish(values[i], number + i, ns, end - at)
 
+    def sends(self, task: Task) -> bool:
+        """Whether a remote worker does a task's rows, if there is one; else who claims them."""
+        return task.batch is None and self.rows is None and self.is_sent and self.work.worth_sending
+
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         """Compute rows ``start .. stop - 1``; return the counters of their segment."""
         ns = [0] * self._counters
@@ -288,7 +292,7 @@ class SegmentRunner:
                 return self._outputs(work, task.number, task.indices, lambda: task.places, ns)
 
             task.values = self._make(work, make, ns)
-        elif remote is not None and self.is_sent and self.work.worth_sending:
+        elif remote is not None and self.sends(task):
             sent = self._values_to_send(task, start, stop, ns)
             RemoteRows(self, task, remote, ns).compute(start, stop, sent)
         else:
@@ -576,6 +580,9 @@ class RemoteRows:
 
         ``failed`` are failures among the inputs, by their numbers in the request.
         """
+        watch = self.runner.worker_pool.watch
+        if watch is not None:
+            watch.begin_request(start)
         try:
             with self.remote.run(request) as answered:
                 if answered is None:  # no remote worker is left
@@ -585,7 +592,6 @@ class RemoteRows:
                     self.ns[i] += each
                 self._take(start, request, answer, failed)
         except GivenUp:
-            watch = self.runner.worker_pool.watch
             assert watch is not None  # which alone ends processes
             verdict = watch.verdict()
             if verdict is None:  # the process was ended for what another thread had asked

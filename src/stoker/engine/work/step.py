@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,15 +105,29 @@ class Stack:
         return items // self.n if self.drop_last else -(-items // self.n)
 
 
-def returned_nothing(what: str) -> TypeError:
-    """Return the error of a function that may only have changed what it was given.
+class Dropped(enum.Enum):
+    """The type of ``DROP``: as a member of an enumeration it stays itself under pickle and copy."""
 
-    ``None`` inside of what it returns is a value like any other.
+    DROP = "DROP"
+
+    def __repr__(self) -> str:
+        return "stoker.DROP"
+
+
+DROP: Final = Dropped.DROP
+"""The function of ``.scan()`` returns this in place of an example to drop it."""
+
+
+def returned_nothing(nothing: Any, what: str) -> TypeError:
+    """Return the error of a function that gave ``None`` or ``DROP`` in place of a value.
+
+    Perhaps it has only changed what it was given. Inside of what it returns, ``None`` is a value
+    like any other.
     """
     instead = " (to leave examples out, use .filter)" if what == "example" else ""
     if what == "field":
         instead = " (None belongs into a field only if the function returns the whole example)"
-    return TypeError(f"the function returned None: return the {what}{instead}")
+    return TypeError(f"the function returned {nothing!r}: return the {what}{instead}")
 
 
 class WorkAddress(NamedTuple):

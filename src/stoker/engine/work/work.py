@@ -36,6 +36,7 @@ from stoker.engine.work.call_seeds import CallSeeds, Place
 from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.segment import Segment
 from stoker.engine.work.step import (
+    DROP,
     REJECTED,
     SENDING,
     Failure,
@@ -367,8 +368,8 @@ class Work:
                         if generator is None:  # a key of JAX has no truth
                             generator = draw_at(key, places[i], use)
                         result = fn(value, generator)
-                    if result is None and stage.makes_values:
-                        raise returned_nothing("batch" if in_batches else "example")
+                    if (result is None or result is DROP) and stage.makes_values:
+                        raise returned_nothing(result, "batch" if in_batches else "example")
                     values[i] = result
                 except Exception as error:
                     pass_on(error)
@@ -409,8 +410,8 @@ class Work:
                 else:
                     place = self.address.batch_place(number)
                     batch = fn(batch, self._random.at(key, place))
-                if batch is None:
-                    raise returned_nothing("batch")
+                if batch is None or batch is DROP:
+                    raise returned_nothing(batch, "batch")
             except Exception as error:
                 pass_on(error)
                 return Failure(StageError(stage.name, error, batch=number))

@@ -6,6 +6,8 @@ a process does one request at a time.
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import pickle
 import time
 import traceback
@@ -252,6 +254,34 @@ def _separate(values: list[Any]) -> list[Any]:
     return separate
 
 
+def _portable(error: BaseException) -> BaseException:
+    """Return the error if it survives pickling, made without its ``__init__`` if need be.
+
+    Pickle calls a class with the error's ``args``, which are those of ``Exception.__init__``: other
+    ones than its own takes, if that has parameters of its own. Else return a RuntimeError.
+    """
+    kind = type(error)
+    for is_own in (True, False):
+        if not is_own:
+            copyreg.pickle(kind, _reduced)
+        with contextlib.suppress(Exception):
+            if type(pickle.loads(pickle.dumps(error))) is kind:
+                return error
+    copyreg.dispatch_table.pop(kind, None)
+    return RuntimeError(describe_error(error))
+
+
+def _reduced(error: BaseException) -> tuple[Any, ...]:
+    return _made_without_init, (type(error), error.args, error.__dict__)
+
+
+def _made_without_init(kind: type, args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    made = kind.__new__(kind, *args)
+    made.args = args  # which OSError leaves to its __init__
+    made.__dict__.update(attributes)
+    return made
+
+
 def _as_plain(failure: Failure) -> Failure:
     return Failure(_plain(failure.error), failure.part, failure.account)
 
@@ -261,11 +291,7 @@ def _plain(error: BaseException) -> BaseException:
     cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
     lines = traceback.format_exception(without_own_frames(cause))
     note = "In a worker process:\n" + "".join(lines).rstrip()
-    try:
-        if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
-            raise TypeError
-    except Exception:
-        cause = RuntimeError(describe_error(cause))
+    cause = _portable(cause)
     cause.__traceback__ = None
     cause.__cause__ = cause.__context__ = None
     cause.add_note(note)

@@ -586,7 +586,7 @@ class WorkerPool:
     def _do(self, task: Task, rows: range, remote: Any) -> bool:
         """Compute rows of a task; return whether the task is done."""
         if self.watch is not None:
-            self.watch.begin(task, rows, remote)
+            self.watch.begin(task, rows, remote if task.runner.sends(task) else None)
         trial = self._tuning.timed if self._tuning is not None else None
         is_sampled = (
             self._untimed_ns > SAMPLED_NS * self.active and remote is None and self.active > 0

@@ -140,6 +140,17 @@ class Watch:
             self._jobs[threading.get_ident()] = job
         return job
 
+    def begin_request(self, start: int) -> None:
+        """The calling thread's next request begins at this row of its task.
+
+        The process numbers rows by request, and a task may take several: what is left of the rows
+        behind one that was given up. Nothing that was found out before holds for this request.
+        """
+        with self._lock:
+            job = self._jobs[threading.get_ident()]
+            job.rows, job.verdict = range(start, job.rows.stop), None
+            job.mark, job.waited_ns, job.is_told = (), 0, False
+
     def end(self) -> None:
         """Stop watching the calling thread."""
         with self._lock:
@@ -157,12 +168,17 @@ class Watch:
         with self._lock:
             for job in self._jobs.values():
                 job.look(passed_ns)
-            late = [job for job in self._jobs.values() if job.waited_ns >= self._warned_ns]
-        for job in late:
+            # Where they are is read here: a job may begin its next request at any moment.
+            late = [
+                (job, job.row, job.stage)
+                for job in self._jobs.values()
+                if job.waited_ns >= self._warned_ns
+            ]
+        for job, row, stage in late:
             if not job.is_told:
-                self._tell(job)
+                self._tell(job, row, stage)
             if job.waited_ns >= self._timeout_ns:
-                self._give_up(job)
+                self._give_up(job, row, stage)
 
     def _run(self) -> None:
         period_ns = max(1, self._warned_ns // _LOOKS)
@@ -172,19 +188,19 @@ class Watch:
         except BaseException as error:
             self._pool.fail(error)
 
-    def _failure(self, job: Job, stack: str) -> Failure:
+    def _failure(self, job: Job, row: int, stage: int, stack: str) -> Failure:
         waited, timeout_s = format_seconds(job.waited_ns / 1e9), self._timeout_ns / 1e9
         error = TimeoutError(
             f"no end after {waited} (.workers(timeout_s={timeout_s:g})), in {job.worker}, at\n"
             f"{stack}"
         )
-        failure: Failure = job.task.runner.failure_at(job.task, job.row, job.stage, error)
+        failure: Failure = job.task.runner.failure_at(job.task, row, stage, error)
         return failure
 
-    def _tell(self, job: Job) -> None:
+    def _tell(self, job: Job, row: int, stage: int) -> None:
         job.is_told = True
         stack = job.stack()
-        error = self._failure(job, stack).error
+        error = self._failure(job, row, stage, stack).error
         assert isinstance(error, StageError)
         waited, end = format_seconds(job.waited_ns / 1e9), format_seconds(self._timeout_ns / 1e9)
         skips = "" if job.remote is None else ", which max_errors= may skip"
@@ -197,8 +213,8 @@ class Watch:
             )
             self._pool.wake_consumer()
 
-    def _give_up(self, job: Job) -> None:
-        failure = self._failure(job, job.stack())
+    def _give_up(self, job: Job, row: int, stage: int) -> None:
+        failure = self._failure(job, row, stage, job.stack())
         with self._lock:
             if job.has_moved or self._pool.closed or job.verdict is not None:
                 return
@@ -206,7 +222,7 @@ class Watch:
                 self._pool.fail(failure.error)
             else:
                 self.replaced += 1
-                job.verdict = job.row, failure
+                job.verdict = row, failure
                 job.remote.process.give_up()
 
 

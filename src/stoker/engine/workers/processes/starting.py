@@ -31,11 +31,16 @@ from stoker.errors import StokerError
 from stoker.transport.channel import Arena
 
 _children: weakref.WeakSet[Any] = weakref.WeakSet()
+# Held while this process has a child's end of a connection: a child that another thread forks then
+# would keep it open, and nobody would see when the first child dies.
+_launching = threading.Lock()
 _kept: weakref.WeakSet[KeptProcesses] = weakref.WeakSet()
 
 
 def _disown() -> None:
     """Keep ``multiprocessing`` in a forked child from ending the parent's processes at exit."""
+    global _launching
+    _launching = threading.Lock()  # the parent's is held while it forks
     known: set[Any] = getattr(multiprocessing.process, "_children", set())
     known.difference_update(_children)
     _children.clear()
@@ -96,12 +101,16 @@ def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> l
     """Start a process, which joins the ``crew`` of those that were started together."""
     context: Any = multiprocessing.get_context()
     with contextlib.ExitStack() as undo:
-        arenas = [(Arena.create(), Arena.create()) for _ in range(SLOTS)]
+
+        def arena() -> Arena:
+            made = Arena.create()
+            undo.callback(made.close)
+            return made
+
+        arenas = [(arena(), arena()) for _ in range(SLOTS)]
         signs = Signs(context) if watched else None
         if signs is not None:
             undo.callback(signs.close)
-        for arena in itertools.chain(*arenas):
-            undo.callback(arena.close)
         handles = [tuple(arena.handle for arena in pair) for pair in arenas]
 
         def launch(inherited: list[Connection]) -> tuple[Any, Connection]:
@@ -131,7 +140,7 @@ def _launch(
             'as soon as it uses JAX: take threads, .workers(n, kind="thread"), or call '
             "multiprocessing.set_start_method('forkserver') where the program begins"
         )
-    with contextlib.ExitStack() as undo:
+    with _launching, contextlib.ExitStack() as undo:
         ours, theirs = context.Pipe()
         for opened in (ours, theirs):
             undo.callback(opened.close)
@@ -162,7 +171,7 @@ def _launch(
             process._popen.terminate = process._popen.kill
             _children.add(process)
         undo.pop_all()
-    theirs.close()
+        theirs.close()
     return process, ours
 
 

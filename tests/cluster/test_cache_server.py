@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import warnings
@@ -17,6 +18,7 @@ import stoker
 from authority import certificates
 from stoker.cache.counters import ITEMS
 from stoker.cache.layout import checksum_of
+from stoker.cache.store import ADMISSION
 from stoker.cluster import cache_protocol as protocol
 from stoker.cluster.cache_connection import CacheConnection, Record, SpecRefused
 from stoker.cluster.cache_server import CacheServer
@@ -61,6 +63,13 @@ def test_what_is_brought_is_there_for_others(server: CacheServer) -> None:
     assert server._store.counters.head[ITEMS] == 30
 
 
+def test_many_small_items_are_brought_in_parts(server: CacheServer) -> None:
+    records = [record(number, 1) for number in range(protocol.MAX_KEYS + 9)]
+    line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
+    assert line.put(records).refused == []
+    assert None not in line.get([each.key for each in records])
+
+
 def test_a_reply_has_a_limit_and_the_rest_is_asked_for_again(
     server: CacheServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +86,17 @@ def test_what_was_damaged_on_its_way_is_not_stored(server: CacheServer) -> None:
     line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
     assert line.put([good, bad]).refused == [1]
     assert line.get([bad.key]) == [None]
+
+
+def test_new_items_wait_for_a_writer_that_is_stopped_but_not_for_ever(
+    server: CacheServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cluster.cache_server._LOCKED_S", 0.1)
+    line = CacheConnection(server.address, TOKEN, DEFINITION, 1)
+    with open(Path(server.folder) / ADMISSION, "rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert line.put([record(1)]).refused == [0]
+    assert line.put([record(1)]).refused == []
 
 
 def test_a_full_store_says_so(tmp_path: Path) -> None:

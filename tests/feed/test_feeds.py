@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -438,6 +439,38 @@ def _shared_bytes(pid: int) -> int:
     return sum(link.stat().st_size for link in blocks)
 
 
+def test_a_kept_batch_stays_what_it_is_when_its_feed_is_gone(name: str) -> None:
+    with feeding(served.many, name):
+        feed, other = (iter(stoker.from_feed(name)) for _ in range(2))
+        kept = next(feed)
+        next(other)
+        was = kept.copy()
+        del feed
+        gc.collect()
+        for _ in zip(range(100), other, strict=False):
+            pass
+        assert np.array_equal(kept, was)
+
+
+def test_a_new_job_does_not_wait_for_one_that_is_silent(name: str) -> None:
+    with feeding(served.many, name, timeout_s=0.5):
+        silent = iter(stoker.from_feed(name))
+        for _ in range(20):  # so that another one must wait for the next epoch
+            next(silent)
+        assert next(iter(stoker.from_feed(name)))[0, 0] == 0
+        assert next(silent)[0, 0] == 80
+
+
+@pytest.mark.interrupts
+def test_a_feeder_that_its_only_job_has_left_waits_again(name: str) -> None:
+    with feeding(served.batches, name, jobs=2, timeout_s=5.0) as feeder:
+        waits = iter(stoker.from_feed(name))
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(lambda: next(waits))
+        time.sleep(5.0)
+        wait_until(lambda: _uses_no_processor(feeder.pid))
+
+
 @pytest.mark.interrupts
 def test_who_stops_waiting_holds_up_nobody(name: str) -> None:
     with feeding(served.many, name, timeout_s=1000.0):
@@ -489,15 +522,7 @@ def test_waiting_uses_no_processor(name: str) -> None:
     """Who waits blocks: the time is the processor's, not the clock's."""
     with feeding(served.batches, name, jobs=2) as feeder:
         waits = start(joining(name), Play(), Path("/dev/null"))
-        stat = Path(f"/proc/{feeder.pid}/stat"), Path(f"/proc/{waits.pid}/stat")
-
-        def blocked() -> bool:
-            before = [_ticks(path) for path in stat]
-            time.sleep(1.0)
-            after = [_ticks(path) for path in stat]
-            return max(b - a for a, b in zip(before, after, strict=True)) <= 1  # of 100
-
-        wait_until(blocked)
+        wait_until(lambda: _uses_no_processor(feeder.pid, waits.pid))
         waits.kill()
         waits.join()
         waits.close()
@@ -528,6 +553,14 @@ def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> Non
         for job in jobs:
             out, errors = job.communicate(timeout=240)
             assert (job.returncode, out, errors) == (0, "19\n", "")
+
+
+def _uses_no_processor(*processes: int) -> bool:
+    """Whether processes use no processor for a second."""
+    stats = [Path(f"/proc/{pid}/stat") for pid in processes]
+    before = [_ticks(path) for path in stats]
+    time.sleep(1.0)
+    return max(_ticks(path) - was for path, was in zip(stats, before, strict=True)) <= 1  # of 100
 
 
 def _ticks(path: Path) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import random
 import signal
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from stoker.basics.future import OneShot, start_thread
+from stoker.basics.future import OneShot, run_on, start_thread
 
 AMPLE_S = 60.0
 
@@ -38,6 +41,47 @@ def test_what_failed_raises_its_error_each_time() -> None:
         with pytest.raises(KeyError) as caught:
             answer.wait()
         assert caught.value is error
+
+
+class Held:
+    """What a caller has in its frame."""
+
+
+def fails_for(wait: Callable[[], object]) -> weakref.ref[Held]:
+    held = Held()
+    with contextlib.suppress(KeyError):  # pytest would keep the error
+        wait()
+        raise AssertionError
+    return weakref.ref(held)
+
+
+async def fails() -> None:
+    raise KeyError
+
+
+def test_an_error_keeps_no_frame_of_those_that_waited() -> None:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait() -> None:
+        answer: OneShot[int] = OneShot()
+        answer.give(error=KeyError("gone"))
+        try:
+            answer.wait()
+        finally:
+            answer.forget()
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert fails_for(wait)() is None
+        assert fails_for(lambda: run_on(loop, fails))() is None
+    finally:
+        gc.enable()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def test_several_threads_may_wait() -> None:

@@ -43,9 +43,20 @@ class OneShot(Generic[T]):
         if self._outcome is None:
             raise TimeoutError
         value, error = self._outcome
-        if error is not None:
+        if error is None:
+            return cast("T", value)
+        try:
             raise error
-        return cast("T", value)
+        finally:
+            del error, self  # as `forget` says
+
+    def forget(self) -> None:
+        """Drop what was given: nobody waits any more.
+
+        An error that was raised has in its traceback the frames of all who passed it on. One of
+        them that still refers to it keeps them all, and what is in them, until the collector runs.
+        """
+        self._outcome = None
 
 
 def start_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
@@ -102,3 +113,5 @@ def run_on(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, An
     except BaseException:
         loop.call_soon_threadsafe(cancel)
         raise
+    finally:
+        ended.forget()

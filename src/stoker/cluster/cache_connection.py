@@ -104,6 +104,14 @@ class CacheConnection:
 
     def put(self, records: Sequence[Record]) -> protocol.PutReply:
         """Send items; they are stored when the call returns. Raises LinkError."""
+        stored = protocol.PutReply([], False)
+        for start in range(0, len(records), protocol.MAX_KEYS):
+            reply = self._put(records[start : start + protocol.MAX_KEYS])
+            refused = [*stored.refused, *(start + index for index in reply.refused)]
+            stored = protocol.PutReply(refused, reply.is_full)
+        return stored
+
+    def _put(self, records: Sequence[Record]) -> protocol.PutReply:
         request = protocol.PutRequest(
             b"".join(record.key for record in records),
             [len(record.data) for record in records],

@@ -39,6 +39,9 @@ _HELLO_S = 10.0
 # The wait before a busy store is tried again: about as long as another process's commit of 1 MiB
 # (ten items of 110 KB at 36 us each) may take.
 _BUSY_S = 0.002
+# How long new items wait for another writer of this host: less than those who sent them wait
+# (``cache_connection.PUT_DEADLINE_S``), so that they are told.
+_LOCKED_S = 4.0
 # The account for items that clients send: each client counts its own items itself.
 _NO_USER = (1, 1)
 
@@ -172,10 +175,13 @@ class CacheServer:
         link.send(protocol.encode(protocol.PutReply(refused, self._store.is_full)))
 
     def _add(self, items: list[StoredItem]) -> None:
+        until_s = time.monotonic() + _LOCKED_S
         while not self._store.is_full:
             try:
                 self._store.add(items)
             except StoreLocked:
+                if time.monotonic() > until_s:  # its writer may be stopped for good
+                    return
                 time.sleep(_BUSY_S)
             except OSError as error:  # the store has marked itself as full
                 warn(

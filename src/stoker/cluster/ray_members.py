@@ -204,7 +204,8 @@ def end_all() -> int:
         for name in names:
             try:
                 actor = ray.get_actor(name, NAMESPACE)
-                ray.get(actor.close.remote(), timeout=_END_S)
+                with contextlib.suppress(ray.exceptions.GetTimeoutError):  # it may be frozen
+                    ray.get(actor.close.remote(), timeout=_END_S)
                 ray.kill(actor)
             except (ValueError, ray.exceptions.RayError):  # it has ended meanwhile
                 continue

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.basics import resources
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import finalize
 from stoker.chain.chain import Chain
@@ -203,6 +204,10 @@ class FeedClient:
                     f"the feed's outputs need the class {error}, which this job has not imported: "
                     "import it, or use tuples or dicts in the pipeline"
                 ) from None
+            if isinstance(error, OSError) and resources.lacks_descriptors(error):
+                raise FeedError(
+                    f"an output of the feed cannot be mapped: {resources.no_descriptors()}"
+                ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
             raise self.damage_error(f"{type(error).__name__}: {error}") from error
@@ -232,7 +237,7 @@ class FeedClient:
     def damage_error(self, how: str) -> FeedError:
         """Close the connection to this feeder; return the error to raise."""
         self._close_descriptors()
-        self._connection.close()
+        _hang_up(self._connection, self._leases, self._owner)
         return damage_error(self.name, how)
 
     def _close_descriptors(self) -> None:
@@ -241,9 +246,9 @@ class FeedClient:
 
     def _connect(self, previous: FeederConnection | None) -> None:
         self._connection = FeederConnection(self._address, previous)
-        finalize(self, self._connection.close)
         self._leases = Leases(self._connection)
         self._owner = OwningProcess()
+        finalize(self, _hang_up, self._connection, self._leases, self._owner)
 
     def _replace_feeder(self) -> None:
         """Connect to another feeder, and continue at the same position. Raises FeedError."""
@@ -425,6 +430,14 @@ class _Waker:
             descriptors, self.read, self._write = (self.read, self._write), -1, -1
         for end in descriptors:
             os.close(end)
+
+
+def _hang_up(connection: FeederConnection, leases: Leases, owner: OwningProcess) -> None:
+    """Close a connection. Outputs in use are copied first, as the feeder then uses their memory."""
+    if owner.is_current:
+        with contextlib.suppress(FeedError):
+            leases.make_room(1)
+    connection.close()
 
 
 def _leave(client: FeedClient, waker: _Waker) -> None:

@@ -86,7 +86,9 @@ class FeederConnection:
         """Send a message. If the feeder is gone, the next ``receive`` reports it, not this call."""
         with contextlib.suppress(OSError):
             while not self.try_to_send(message):
-                select.select([], [self._socket], [])
+                poll = select.poll()  # as `select` takes no descriptor above 1023
+                poll.register(self._socket, select.POLLOUT)
+                poll.poll()
 
     def try_to_send(self, message: messages.Message) -> bool:
         """Send a message unless that would block; True if it is sent, or if the feeder is gone."""

@@ -36,7 +36,8 @@ _ANSWER_S = 10.0
 # How long a feeder may take to start, on another node after its own was lost: Ray notices that
 # after some 30 s, and imports from a cold disk take long. Chosen, not measured.
 _START_S = 120.0
-# How long a feeder that could not start tells the job why, which then ends it. Chosen, not measured.
+# How long a feeder that could not start tells the job why; the job then ends it. Chosen, not
+# measured.
 _REFUSING_S = 30.0
 # The wait before a feeder that is just ending or starting is tried again. Chosen, not measured.
 _RETRY_S = 0.2
@@ -130,8 +131,8 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
         except LinkRefused as error:
             raise FeedError(f"cannot join the feed {settings.name!r}: {error}") from error
         except (LinkError, ray.exceptions.RayError) as error:
-            # It is just ending, or its node is lost. An error that is kept would keep this frame and
-            # its callers', and so a feed that its job no longer uses.
+            # It is just ending, or its node is lost. An error that is kept would keep this frame
+            # and its callers', and so a feed that its job no longer uses.
             cause = str(error)
         if time.monotonic() > until_s:
             raise FeedError(f"the feeder of {settings.name!r} does not start: {cause}")
@@ -159,7 +160,10 @@ def _find_feeder(settings: FeedSettings) -> Any:
     try:
         return found.wait(_ANSWER_S)
     except Exception as error:  # Ray raises many types
-        raise ClusterError(
-            f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
-            f"({str(error) or f'no answer within {_ANSWER_S:.0f} s'})"
-        ) from error
+        why = str(error) or f"no answer within {_ANSWER_S:.0f} s"
+    finally:
+        found.forget()
+    raise ClusterError(
+        f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
+        f"({why})"
+    )

@@ -16,7 +16,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,17 +101,16 @@ def _serve(name: str, link: Link) -> None:
         return
     with local:
         sender = start_thread("stoker-feed-outputs", _send_outputs, local, link)
-        with contextlib.suppress(*_ENDS):
+        with _hanging_up(local, link):
             while True:
                 header, _ = link.receive(_no_contents)
                 local.send(header[_CHECKSUM_BYTES:])  # the feeder checks it
-        _hang_up(local, link)
         sender.join()
 
 
 def _send_outputs(local: socket.socket, link: Link) -> None:
     """Pass a feeder's messages on, with the contents of its items."""
-    with contextlib.suppress(*_ENDS):
+    with _hanging_up(local, link):
         while True:
             message, descriptors = messages.receive_as_job(local)
             if message is None:
@@ -120,7 +119,6 @@ def _send_outputs(local: socket.socket, link: Link) -> None:
                 _send_item(local, link, message, descriptors)
             else:
                 _send(link, message)
-    _hang_up(local, link)
 
 
 def _send_item(
@@ -137,7 +135,9 @@ def _send_item(
         head, contents = encode_views(from_payload(item.header, item.places, mappings))
         item.header, item.places, item.generations = head, [], []
         _send(link, item, contents)
-    except (TypeError, ValueError) as error:  # ValueError: it is too large for a frame
+    except (OSError, Stale):
+        raise
+    except Exception as error:  # it is too large for a frame, or a class of the user's raises
         reason = messages.clip_text(f"this feed cannot serve other hosts: {error}")
         _send(link, messages.Failed(item.request_id, reason))
         messages.send(local, messages.Release([item.lease]))
@@ -184,25 +184,24 @@ def _receive_outputs(local: socket.socket, link: Link) -> None:
     received = _Received()
     with local:
         sender = start_thread("stoker-feed-requests", _send_requests, local, link, received)
-        with contextlib.suppress(*_ENDS):
-            while True:
-                message, descriptors = received.next(link)
-                messages.send(local, message, descriptors)
-        if received.refusal is not None:
-            with contextlib.suppress(OSError):
-                messages.send(local, received.refusal)
-        _hang_up(local, link)
+        with _hanging_up(local, link):
+            try:
+                while True:
+                    message, descriptors = received.next(link)
+                    messages.send(local, message, descriptors)
+            finally:
+                if received.refusal is not None:
+                    messages.send(local, received.refusal)
         sender.join()
     received.close()  # both threads are done with it
 
 
 def _send_requests(local: socket.socket, link: Link, received: _Received) -> None:
-    with contextlib.suppress(*_ENDS):
+    with _hanging_up(local, link):
         while (message := messages.receive_as_feeder(local)) is not None:
             if isinstance(message, messages.Release):
                 received.release(message.leases)
             _send(link, message)
-    _hang_up(local, link)
 
 
 class _Received:
@@ -289,11 +288,16 @@ def _checksum(packet: bytes, contents: Sequence[Any]) -> bytes:
     return digest.digest()
 
 
-def _hang_up(local: socket.socket, link: Link) -> None:
-    """End both connections; threads that wait for them go on."""
-    link.close()
-    with contextlib.suppress(OSError):
-        local.shutdown(socket.SHUT_RDWR)
+@contextlib.contextmanager
+def _hanging_up(local: socket.socket, link: Link) -> Iterator[None]:
+    """End both connections behind the block, whatever ends it; threads that wait for them go on."""
+    try:
+        with contextlib.suppress(*_ENDS):
+            yield
+    finally:
+        link.close()
+        with contextlib.suppress(OSError):
+            local.shutdown(socket.SHUT_RDWR)
 
 
 def _no_contents(header: bytes, size: int) -> memoryview:

@@ -258,6 +258,8 @@ def read_token(path: Path) -> bytes:
 
 def make_token_file(path: Path) -> bytes:
     """Return the token in a file; if the file is missing, write a new token, atomically."""
+    if path.exists():  # perhaps in a folder that cannot be written to
+        return read_token(path)
     # Readable by the user alone: anybody who can read the token may join the cluster.
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")

@@ -57,14 +57,20 @@ class Branch:
         self.is_preparing = True
         self.producer.begin(self.log.end)
 
-    def allow(self, room: int, max_leases: int) -> None:
-        """Allow ``room`` more items; record whether readers wait for others to make room."""
+    def allow(self, room: int, max_leases: int, *, is_awaited: bool) -> None:
+        """Allow ``room`` more items; record whether anybody waits for readers to make room.
+
+        Other readers may, or with ``is_awaited`` a job that waits for this branch's next epoch.
+        """
         log = self.log
         free = room if log.is_wanted else 0
         self.producer.allow(self.item_count + free)
-        is_starved = not free and any(
-            reader.has_requested and reader.sent < max_leases and log.next_for(reader) is None
-            for reader in log.readers
+        is_starved = not free and (
+            is_awaited
+            or any(
+                reader.has_requested and reader.sent < max_leases and log.next_for(reader) is None
+                for reader in log.readers
+            )
         )
         if not is_starved or not log.items:
             self._blocked_since_s = None

@@ -119,6 +119,7 @@ class StartBarrier:
     def record_requests(self, waiting: int) -> None:
         """Record how many jobs request an epoch now; open if no other is awaited."""
         if not waiting:
+            self._since_s = None  # a job that had requested one is gone
             return
         if self._since_s is None:
             self._since_s = time.monotonic()
@@ -178,9 +179,13 @@ class Distributor:
             self.distribute(sessions)
             return
         logs = self._branches.logs
+        is_awaited = self._barrier.is_open and any(
+            session.is_waiting and not session.is_lost for session in sessions
+        )
         for branch in self._branches:
             branch.start_next_epoch()
-            branch.allow(self._staging.room(logs, branch.log), self._staging.max_leases)
+            room = self._staging.room(logs, branch.log)
+            branch.allow(room, self._staging.max_leases, is_awaited=is_awaited)
 
     def retire(self) -> None:
         """Free the memory of unused items. Called last in a turn, so that no job waits for it."""

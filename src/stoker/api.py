@@ -29,6 +29,7 @@ from stoker.constructors import (
     from_text,
     from_tokens,
 )
+from stoker.engine.work.step import DROP
 from stoker.errors import (
     CacheError,
     CacheWarning,
@@ -47,7 +48,6 @@ from stoker.errors import (
 from stoker.pipeline import Pipeline
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage, WindowStage
-from stoker.stages.scan import DROP
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:

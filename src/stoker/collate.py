@@ -99,7 +99,13 @@ class Pad:
         if self.fields is not None:
             return self._of_fields(examples, self.fields)
         template = examples[0]
-        rows = [pytree.leaves_like(template, example) for example in examples]
+        try:
+            rows = [pytree.leaves_like(template, example) for example in examples]
+        except TypeError as error:
+            raise TypeError(
+                f"pad() pads arrays, and the examples differ in more than their lengths: {error}. "
+                'Make arrays of lists in a map, such as .map(np.asarray, on="ids")'
+            ) from None
         made = iter(
             [
                 _pad_column(column, self.value, self.multiple_of)
@@ -146,10 +152,26 @@ def _pad_column(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
     lengths = np.array([len(array) for array in column], np.int64)
     longest = -(-int(lengths.max()) // multiple_of) * multiple_of
     shape = (len(column), longest, *column[0].shape[1:])
-    values = np.full(shape, value, column[0].dtype)
+    values = _full(shape, value, column[0].dtype)
     for row, array in zip(values, column, strict=True):
         row[: len(array)] = array
     return Padded(values, lengths)
+
+
+def _full(shape: tuple[int, ...], value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array of one value. Raises ValueError if the dtype has no such value."""
+    if dtype.kind in "biu":
+        try:
+            with np.errstate(invalid="ignore"):
+                is_one = bool(np.asarray(value).astype(dtype) == value)
+        except OverflowError:
+            is_one = False
+        if not is_one:
+            raise ValueError(
+                f"pad({value}) fits no array of {dtype}: give another value, or make the arrays of "
+                "another type in a map"
+            )
+    return np.full(shape, value, dtype)
 
 
 def _is_ragged(value: Any) -> bool:

@@ -60,6 +60,11 @@ class Pipeline(EpochApi[T]):
     """
 
     def __init__(self, chain: Chain) -> None:
+        if not isinstance(chain, Chain):
+            raise TypeError(
+                f"a pipeline begins with a source: stoker.from_dataset({type(chain).__name__}), "
+                "from_iterable, from_arrays, from_folder"
+            )
         self._unused_check = UnusedCheck()
         self._position = StepEpochs(chain) if chain.flows else Cursor(chain)
 

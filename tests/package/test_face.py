@@ -36,6 +36,10 @@ def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: i
         epochs = [stream(plain) for _ in range(2)]
         pipeline = built(spec, 0)
         pipeline.resume_at(n)
+        if n > len(epochs[0]) > 0 and not spec.filters:
+            with pytest.raises(ValueError, match="is behind its end"):
+                iter(pipeline)
+            return
         assert stream(pipeline) == epochs[0][n:]
         assert stream(pipeline) == epochs[1]
         assert pipeline.counts == plain.counts
@@ -90,7 +94,7 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
             whole.append(batch.tolist())
             clocks.append(plain.counts)
         second = batches(plain)
-        for n in (1, 7, 60, 95, 200):
+        for n in (n for n in (1, 7, 60, 82, 95, 200) if n <= len(whole)):
             skipping = build()
             skipping.resume_at(n)
             read.clear()
@@ -196,7 +200,11 @@ def test_a_state_that_skips_too_much_takes_no_longer(kind: str) -> None:
     again = SKIPPED[kind]()
     again.load_state_dict(pipeline.state_dict())
     with small_pools_allowed():
-        assert not batches(again)
+        if kind in ("plain", "echo"):
+            with pytest.raises(ValueError, match=r"is behind its end; .* it is set_epoch\("):
+                iter(again)
+        else:
+            assert not batches(again)
 
 
 def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:

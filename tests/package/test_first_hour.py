@@ -7,6 +7,8 @@ ranks and feeds, has tests of its own.
 from __future__ import annotations
 
 import functools
+import io
+import math
 import multiprocessing
 import os
 import re
@@ -77,6 +79,23 @@ def p(count: int = 24) -> Any:
     return stoker.from_dataset(range(count), seed=0)
 
 
+def numbers() -> Any:
+    return s.from_dataset([{"x": np.arange(n)} for n in (1, 2, 3)], seed=0)
+
+
+def skipped(train: Any, count: int) -> Any:
+    train.resume_at(count)
+    return iter(train)
+
+
+async def later(x: Any) -> bool:
+    return bool(x)
+
+
+def many_of(x: Any) -> Iterator[Any]:
+    yield x
+
+
 def pictures(folder: str = "train") -> Any:
     return stoker.from_folder(folder, seed=0)
 
@@ -140,6 +159,12 @@ SOURCES: Mistakes = [
     (lambda: s.from_tokens("tokens.bin", 1000, dtype="uint16"), "the longest of 1 files has 100"),
     (lambda: s.from_parquet("rows.csv"), "rows.csv is not a Parquet file"),
     (lambda: s.from_tar("shard-{0..3}.tar"), "no file fits shard-0.tar"),
+    (lambda: s.from_text(io.StringIO()), "not StringIO: give its path"),
+    (lambda: list(s.from_iterable(lambda: next(iter([])))), "the function raised StopIteration"),
+    (
+        lambda: list(p().map(lambda x: np.array([{}])).cache("1MiB")),
+        "a numpy.ndarray, which is of object",
+    ),
     (lambda: s.from_table("rows.csv"), "a pyarrow.Table or a DataFrame"),
     (lambda: s.from_huggingface("mnist"), "takes a datasets.Dataset"),
     (lambda: s.mix({p(): 0.7, p(): 0.3}), "as in mix([a, b], weights=[0.7, 0.3])"),
@@ -166,6 +191,9 @@ ORDER: Mistakes = [
     (lambda: p().order([3, 2, 1]), ".order(lambda epoch, rng: numbers)"),
     (lambda: list(p().order(lambda epoch, rng: [0])), "say .order(fn, length=1)"),
     (lambda: p().batch(2).split(0.5, 0.5), "cannot follow batch(2): put it behind the source"),
+    (lambda: p().split(0.5, groups=["a", None] * 12), "no label for example 1, but None"),
+    (lambda: skipped(p().batch(2), 1000), "set_epoch(83), then resume_at(4)"),
+    (lambda: s.Pipeline([1, 2]), "a pipeline begins with a source: stoker.from_dataset(list)"),  # type: ignore[arg-type]
 ]
 
 MAPS: Mistakes = [
@@ -184,6 +212,11 @@ MAPS: Mistakes = [
     (lambda: list(p().map(lambda x: 1 / (x - 3))), "map(<lambda>) failed on example 3"),
     (lambda: p().map(abs, max_errors="ignore"), "as text such as \"1%\"; not 'ignore'"),
     (lambda: p().filter("x > 0"), ".filter() needs a function, not str"),
+    (lambda: p().filter(later), "needs a function that returns the value, not an async function"),
+    (lambda: p().map(many_of), "not a generator function (it has a yield)"),
+    (lambda: list(p().map(lambda x: s.DROP)), "returned stoker.DROP: return the example"),
+    (lambda: list(p().batch(4).map(lambda x: s.DROP)), "returned stoker.DROP: return the batch"),
+    (lambda: list(numbers().map(lambda x: s.DROP, on="x")), "returned stoker.DROP: return the"),
     (lambda: len(p().filter(bool)), ".steps(n) ends an epoch after n"),
     (lambda: p().scan(abs, 0), ".scan() calls fn(state, example)"),
     (lambda: list(p().scan(lambda state, x: x, 0)), "return a pair, (state, example)"),
@@ -207,6 +240,10 @@ BATCHES: Mistakes = [
     (lambda: list(s.from_dataset([object()]).batch(1)), "turn it into an array in a map"),
     (lambda: list(s.from_dataset(Data()).batch(2, collate=pad)), "collate=pad()"),
     (lambda: list(s.from_dataset([(1, 2)]).batch(1, collate=pad)), "collate=pad()"),
+    (lambda: list(s.from_dataset([np.ma.array([1])]).batch(1)), "whose masked values would come"),
+    (lambda: list(numbers().batch(2, collate=pad(math.nan, on="x"))), "pad(nan) fits no array of"),
+    (lambda: list(numbers().batch(2, collate=pad(1 << 70, on="x"))), "fits no array of int64"),
+    (lambda: list(s.from_dataset([[1, 2], [3]]).batch(2, collate=pad())), "Make arrays of lists"),
     (lambda: pad(many("x")), "with a number, not ("),
     (lambda: pad({"x": None}), "with a number, not None"),  # type: ignore[dict-item]
     (lambda: pad({}), "at least one field"),

@@ -304,8 +304,9 @@ def test_weights_of_another_function_are_refused_at_a_resume() -> None:
         list(other)
     given = data.sample(np.arange(N)).batch(10)
     next(iter(given))
-    with pytest.raises(StateError, match="belongs to another pipeline"):
-        data.sample(np.arange(N) + 1).batch(10).load_state_dict(given.state_dict())
+    for weights in (np.arange(N) + 1, np.arange(N)[::-1]):  # others, or the same elsewhere
+        with pytest.raises(StateError, match="belongs to another pipeline"):
+            data.sample(weights).batch(10).load_state_dict(given.state_dict())
 
 
 @pytest.mark.parametrize("digest", [None, 5, "", "123456789", []])

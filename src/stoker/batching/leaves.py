@@ -277,6 +277,11 @@ def _is_number(value: Any) -> bool:
 def make_leaf(name: LeafName, first: Any, rows: int, allocator: Allocator) -> Leaf:
     if _is_number(first):
         return NumberLeaf(name, first)
+    if isinstance(first, np.ma.MaskedArray):
+        raise UnlikeError(
+            f"{name} is a MaskedArray, whose masked values would come like any others: return "
+            ".filled(value) in a map, or values and mask as two fields"
+        )
     if isinstance(first, np.ndarray):
         return ArrayLeaf(name, first, allocator.array((rows, *first.shape), first.dtype))
     if isinstance(first, _TEXT):

@@ -180,8 +180,9 @@ class EpochApi(Generic[T]):
         factor whose pool has a known size (``pool=`` of items, or a later epoch), whose draws are
         then repeated: some microseconds each. Else the batches are made and dropped, by ``iter()``.
 
-        Raises ValueError for a negative number; ``iter()`` does under ``.echo("auto")``, where only
-        a state tells what is left, and for fewer batches than the state is behind.
+        Raises ValueError for a negative number; ``iter()`` does for more batches than the epoch is
+        known to have, for fewer than a loaded state is behind, and under ``.echo("auto")``, where
+        only a state tells what is left.
         """
         self._cursor.resume_at(n)
 

@@ -104,7 +104,7 @@ class RangedFiles(ReadsRanges[Any], InFiles):
             found = find_urls(paths, self.access, suffix)
         else:
             found = find_files(paths, self.caller, suffix)
-        self.given = describe_paths(paths)
+        self.given = describe_paths(paths, self.caller)
         if self.access is not None:
             return self.access.for_each(found, look, show)
         return for_each(found, lambda path: look(PartialFile.at(path)), _THREADS, show)

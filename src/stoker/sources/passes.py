@@ -69,7 +69,10 @@ class ReiterableStream:
         """Begin a pass. Raises TypeError if the function's result cannot be iterated, or again."""
         if hasattr(self.given, "__iter__") and not isinstance(self.given, type):
             return iter(self.given)
-        made = self.given()
+        try:
+            made = self.given()
+        except StopIteration as error:  # it would look like the end of the pass
+            raise RuntimeError(f"{self.name}: the function raised StopIteration") from error
         if not hasattr(made, "__iter__"):
             raise TypeError(f"{self.name}: the function returned a {type(made).__name__}")
         if isinstance(made, Generator):

@@ -70,7 +70,9 @@ def has_urls(given: Paths, caller: str) -> bool:
     return any("://" in str(each) for each in path_list(given, caller))
 
 
-def describe_paths(given: Paths) -> str:
+def describe_paths(given: Paths, caller: str) -> str:
+    """Return the user's paths for messages. Raises TypeError for other objects than paths."""
+    path_list(given, caller)
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
@@ -84,6 +86,7 @@ def path_list(given: Any, caller: str) -> Sequence[str | os.PathLike[str]]:
     if is_list and not isinstance(given, (bytes, Mapping)):
         return list(given)
     hint = ": give sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
+    hint = ": give its path" if hasattr(given, "read") else hint
     raise TypeError(
         f"{caller} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
     )

@@ -40,7 +40,7 @@ class _LineSource(InFiles):
     _files: Sequence[LineIndex]
 
     def __init__(self, paths: Paths) -> None:
-        self.given = describe_paths(paths)
+        self.given = describe_paths(paths, self.caller)
         found = find_files(paths, self.caller)
         self._files = [index_lines(path, keep_blank=self._keeps_blank) for path in found]
         self._lines = Numbering([len(file.ends) for file in self._files])

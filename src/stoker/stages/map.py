@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.engine.flow import Flow
 from stoker.engine.skip import MaxErrors
-from stoker.engine.work.step import returned_nothing
+from stoker.engine.work.step import DROP, returned_nothing
 from stoker.errors import CombinationError
 from stoker.images.image_map import Address, Many, many_of
 from stoker.images.normalizing import fused
@@ -161,8 +161,9 @@ class _OnField:
     def __call__(self, example: Any, *rng: Any) -> Any:
         field = self._field
         made = self._fn(field.get(example), *rng)
-        if made is None or (type(field) is Fields and field.is_nothing(made)):
-            raise returned_nothing("field")
+        is_nothing = made is None or (type(field) is Fields and field.is_nothing(made))
+        if is_nothing or made is DROP:
+            raise returned_nothing(None if is_nothing else made, "field")
         return field.replace(example, made)
 
 

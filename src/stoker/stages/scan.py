@@ -8,12 +8,11 @@ begins with the newest dump before all items that it needs (``replayed``).
 from __future__ import annotations
 
 import bisect
-import enum
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -22,7 +21,7 @@ from stoker.engine.checkpoint import Bounds, PoolSize
 from stoker.engine.items import Item
 from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.setup import StreamContext
-from stoker.engine.work.step import Failure
+from stoker.engine.work.step import DROP, Failure
 from stoker.errors import StateError
 from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.replayed import ReplayedStream, StreamStart, check_in_order
@@ -33,19 +32,6 @@ ScanState = str | bytes
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str})
-
-
-class Dropped(enum.Enum):
-    """The type of ``DROP``: as a member of an enumeration it stays itself under pickle and copy."""
-
-    DROP = "DROP"
-
-    def __repr__(self) -> str:
-        return "stoker.DROP"
-
-
-DROP: Final = Dropped.DROP
-"""The function of ``.scan()`` returns this in place of an example to drop it."""
 
 
 @dataclass(frozen=True)

@@ -265,8 +265,11 @@ class _Writer:
         tag = None if parts is None else _find_tag(value, kind, [name for name, _ in parts])
         if parts is None or tag is None:
             where = f" (at {at})" if at else ""
+            form = getattr(value, "layout", getattr(value, "dtype", None))
+            of_form = "" if form is None else f", which is of {form}"
             raise TypeError(
-                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}. Arrays, CPU "
+                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}{of_form}. "
+                "Arrays of numbers, CPU "
                 "tensors, bytes, strings and numbers work, and tuples, lists, dicts, named tuples "
                 "and dataclasses of them, if the class is at the top of a module and the instance "
                 "has no other attributes than its fields. Convert the value to an array, or put "

@@ -51,12 +51,14 @@ class Weights:
         self._has_all = candidates.chosen is None and len(candidates) == len(values)
         blocks = -(-len(values) // _BLOCK)
         self._ends = np.zeros(blocks + 1)
+        digest = 0
         for start in range(0, len(values), _READ_AT_ONCE):
             some = self._checked(start, min(start + _READ_AT_ONCE, len(values)))
+            digest = zlib.crc32(some.tobytes(), digest)
             sums = np.add.reduceat(some, np.arange(0, len(some), _BLOCK))
             first = start // _BLOCK + 1
             self._ends[first : first + len(sums)] = sums
-        self.digest = f"{zlib.crc32(self._ends.tobytes()):08x}"
+        self.digest = f"{digest:08x}"
         np.cumsum(self._ends, out=self._ends)
         self.total = float(self._ends[-1])
         if not self.total > 0 or not math.isfinite(self.total):

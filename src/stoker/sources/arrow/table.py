@@ -189,7 +189,7 @@ class CsvSource(TableSource):
         self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ValueError(f"delimiter is one character, such as ';', not {delimiter!r}")
-        self._given = describe_paths(paths)
+        self._given = describe_paths(paths, "from_csv")
         paths = find_files(paths, "from_csv")
         versions = [version_of(os.stat(path)) for path in paths]
         nbytes = sum(version.size_bytes for version in versions)

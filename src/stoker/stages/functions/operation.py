@@ -105,6 +105,13 @@ class Operation(ChainStage, RowStep):
         return [UserObject(self.name, self.fn)]
 
 
+_ANSWERS_LATER = {
+    "an async function": inspect.iscoroutinefunction,
+    "an async generator function": inspect.isasyncgenfunction,
+    "a generator function (it has a yield)": inspect.isgeneratorfunction,
+}
+
+
 def check_budget(
     method: str,
     fn: Any,
@@ -121,6 +128,9 @@ def check_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
+    for kind, is_of_it in _ANSWERS_LATER.items():
+        if is_of_it(fn):
+            raise TypeError(f".{method}() needs a function that returns the value, not {kind}")
     if progress or method == "filter" or not takes_seed(fn):
         _check_signature(method, fn, is_random, progress)
     fields = on if isinstance(on, (list, tuple)) else [] if on is None else [on]

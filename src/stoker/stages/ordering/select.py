@@ -303,7 +303,8 @@ def _labels(
         check_fields(source, labels)
         labels = source.labels(labels)
     if callable(labels):
-        return np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
+        found = np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
+        return _complete(argument, found, numbers)
     given: NDArray[Any] = np.asarray(labels)
     if given.ndim != 1 or len(given) != length:
         raise ValueError(
@@ -311,7 +312,15 @@ def _labels(
             "examples: give a label for each, by its number in the source, or fn(number, name), or "
             "a field"
         )
-    return given[numbers]
+    return _complete(argument, given[numbers], numbers)
+
+
+def _complete(argument: str, labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Return labels of examples. Raises ValueError if one has none."""
+    if labels.dtype.hasobject and (lacking := numbers[[x is None for x in labels]]).size:
+        number = lacking.min()
+        raise ValueError(f".split(): {argument}= has no label for example {number}, but None")
+    return labels
 
 
 def _stratified(labels: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int64]:

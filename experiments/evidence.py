@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments import in_dlio
 from experiments.converged import sentences as converged
 from experiments.converged.trainings import read as read_converged
 from experiments.equal_time import sentences, tables
@@ -65,6 +66,8 @@ def _said(name: str) -> str:
         text: list[str] | str = damage.SAID[name](damage.costs(damage.read_rows()))
     elif name in converged.SAID:
         text = converged.SAID[name](read_converged())
+    elif name == "in DLIO":
+        text = in_dlio.said(in_dlio.read())
     else:
         text = sentences.SAID[name](read_rows())
     if isinstance(text, str):

@@ -61,6 +61,7 @@ class Threads(BaseDataLoader):  # type: ignore[misc]
     """Threads prepare."""
 
     kind = "thread"
+    samples, seed = Samples, 0
 
     def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:
         super().__init__(format_type, dataset_type, epoch_number, DataLoaderType.PYTORCH)
@@ -75,10 +76,12 @@ class Threads(BaseDataLoader):  # type: ignore[misc]
         is_train = self.dataset_type is DatasetType.TRAIN
         arguments = self._args
         found = arguments.train_global_index_map if is_train else arguments.val_global_index_map
-        samples = stoker.from_dataset(Samples(self, sorted(map(int, found))), seed=0)
+        mine = self.samples(self, sorted(map(int, found)))
+        samples = stoker.from_dataset(mine, seed=self.seed)
         chain = self.chain(samples.shuffle() if is_train else samples)
+        keeps = self.kind == "process"  # as DLIO's own loader of torch does
         self._batches = chain.batch(self.batch_size, drop_last=True).workers(
-            arguments.read_threads, kind=self.kind
+            arguments.read_threads, kind=self.kind, persistent=keeps
         )
 
     def next(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The training loop of the three jobs: a small network on the host, and an emulated accelerator."""
+"""The training loop of the jobs: a small network on the host, and an emulated accelerator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 
-def options() -> argparse.Namespace:
-    """Read what all jobs are told."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Read what all jobs are told, beside options of their own."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)
@@ -25,8 +25,11 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(dataset: Any, model: nn.Module, given: argparse.Namespace) -> None:
-    """Train; every step also waits for a device that computes for ``--device-ms``."""
+def train(dataset: Any, model: nn.Module, given: argparse.Namespace, moved: Any = None) -> None:
+    """Train; every step also waits for a device that computes for ``--device-ms``.
+
+    ``moved`` transforms each batch, if given.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loader = DataLoader(
@@ -36,6 +39,8 @@ def train(dataset: Any, model: nn.Module, given: argparse.Namespace) -> None:
     times = []
     for _ in range(given.epochs):
         for inputs, labels in loader:
+            if moved is not None:
+                inputs = moved(inputs)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()

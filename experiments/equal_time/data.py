@@ -36,7 +36,7 @@ def pack(folder: Path, packed: Path) -> None:
       `train.block-shuffled.txt`, whose articles are in any order, and `test.txt`.
     """
     packed.mkdir(parents=True, exist_ok=True)
-    makers = {"fashion": _fashion, "cifar": _cifar, "words": words}
+    makers = {"fashion": fashion, "cifar": _cifar, "words": words}
     for name in PACKED:
         arrays = makers[name](folder) if name in makers else made_up(name)
         content = io.BytesIO()
@@ -127,7 +127,9 @@ def _parts(x: Any, y: Any, train: int, validation: int) -> Arrays:
     }
 
 
-def _fashion(folder: Path) -> Arrays:
+def fashion(folder: Path) -> Arrays:
+    """Return the arrays of Fashion-MNIST, of the folder that `pack` describes."""
+
     def read(split: str) -> tuple[Any, Any]:
         """Return images uint8 [n, 28, 28] and labels int64 [n]."""
         of = folder / "fashion-mnist" / split

@@ -226,6 +226,7 @@ def test_a_whole_batch_is_named_by_its_number(stuck: Stuck, kind: str) -> None:
     assert (raised.value.index, raised.value.batch) == (None, 1)
 
 
+@pytest.mark.interrupts
 def test_ctrl_c_ends_a_run_that_is_stuck(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_JOIN_S", 0.01)
     stuck.on_stuck = lambda: os.kill(os.getpid(), signal.SIGINT)

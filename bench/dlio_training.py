@@ -65,7 +65,7 @@ from peers import environment
 
 from experiments.equal_time import data
 from experiments.equal_time.rows import best_setting
-from experiments.method import Interval
+from experiments.in_dlio import less
 
 ARMS = {
     "DataLoader": "Loader",
@@ -106,22 +106,18 @@ def trained(folder: Path, arm: str, examples: int, **plan: Any) -> dict[str, Any
 
 def evaluate(found: Report) -> None:
     """Show each arm's losses, and their differences by seed."""
-    told: dict[str, list[Any]] = {}
-    for row in sorted(found.rows, key=lambda row: row["seed"]):
-        if row["seed"] in SEEDS:
-            told.setdefault(row["arm"], []).append(row)
+    told = sorted((r for r in found.rows if r["seed"] in SEEDS), key=lambda row: row["seed"])
     lines = []
     for arm in ARMS:
-        rows = told.get(arm, [])
+        rows = [row for row in told if row["arm"] == arm]
         if len(rows) < len(SEEDS):
             return
         middle = {
             name: statistics.median(row[name] for row in rows)
             for name in ("test", "test_accuracy", "steps", "trained_fraction")
         }
-        differences = [a["test"] - b["test"] for a, b in zip(rows, told["DataLoader"], strict=True)]
-        around = Interval.of(differences)
-        shown = f"{statistics.median(differences):+.3f} [{around.low:+.3f}, {around.high:+.3f}]"
+        difference, around = less(told, arm, "DataLoader")
+        shown = f"{difference:+.3f} [{around.low:+.3f}, {around.high:+.3f}]"
         lines.append(
             (
                 arm,
@@ -136,11 +132,10 @@ def evaluate(found: Report) -> None:
     head = ("arm", "rate", "test loss", "less DataLoader's", "accuracy", "steps", "training")
     found.show(head, lines)
     for kind in ("threads", "processes"):
-        echoed = [row["test"] for row in told[f"{kind}, echo"]]
         for other in ("DataLoader", kind):
-            less = [a - b["test"] for a, b in zip(echoed, told[other], strict=True)]
+            _, around = less(told, f"{kind}, echo", other)
             what = f"{kind}, echo, less {other}: the interval's upper end"
-            found.expect(what, Interval.of(less).high, 0.0, at_least=False)
+            found.expect(what, around.high, 0.0, at_least=False)
 
 
 def main() -> None:

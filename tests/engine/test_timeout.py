@@ -147,7 +147,8 @@ def test_threads_beside_processes_are_watched_too(
     stuck: Stuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_JOIN_S", 0.01)
-    train = numbers().map(stuck.on_example).echo(2).map(plus_one).batch(4)
+    rows = np.repeat(np.arange(22)[:, None], 2, axis=1)  # nothing before the echo is sent
+    train = stoker.from_arrays(rows, seed=0).map(stuck.on_example).echo(2).map(plus_one).batch(4)
     with pytest.raises(stoker.StageError) as raised:
         drain(train.workers(2, timeout_s=TIMEOUT_S))
     assert raised.value.index == STUCK

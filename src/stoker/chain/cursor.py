@@ -6,7 +6,6 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import Any
 
@@ -183,14 +182,12 @@ class Cursor(EpochPosition):
                 f"{skip} batches of this epoch cannot be skipped: the state that was loaded is "
                 f"behind {steps_before}"
             )
-        with contextlib.suppress(TypeError):  # nobody knows how many there are
-            count = self.chain.count(epoch)
-            if skip > count > 0:
-                raise ValueError(
-                    f"an epoch has {count:,} batches, so resume_at({skip}) is behind its end; "
-                    f"counted over epochs it is set_epoch({skip // count}), then "
-                    f"resume_at({skip % count})"
-                )
+        count = self.chain.sure_count(epoch)
+        if count and skip > count:
+            raise ValueError(
+                f"an epoch has {count:,} batches, so resume_at({skip}) is behind its end; counted "
+                f"over epochs it is set_epoch({skip // count}), then resume_at({skip % count})"
+            )
         self.chain.check_skips()
         if steps_before:
             return position, skip - steps_before

@@ -6,7 +6,6 @@ a process does one request at a time.
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import pickle
 import time
@@ -260,15 +259,20 @@ def _portable(error: BaseException) -> BaseException:
     Pickle calls a class with the error's ``args``, which are those of ``Exception.__init__``: other
     ones than its own takes, if that has parameters of its own. Else return a RuntimeError.
     """
-    kind = type(error)
-    for is_own in (True, False):
-        if not is_own:
-            copyreg.pickle(kind, _reduced)
-        with contextlib.suppress(Exception):
-            if type(pickle.loads(pickle.dumps(error))) is kind:
-                return error
-    copyreg.dispatch_table.pop(kind, None)
+    if _survives_pickling(error):
+        return error
+    copyreg.pickle(type(error), _reduced)
+    if _survives_pickling(error):
+        return error
+    copyreg.dispatch_table.pop(type(error), None)
     return RuntimeError(describe_error(error))
+
+
+def _survives_pickling(error: BaseException) -> bool:
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)
+    except Exception:
+        return False
 
 
 def _reduced(error: BaseException) -> tuple[Any, ...]:

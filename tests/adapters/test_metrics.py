@@ -60,11 +60,7 @@ def test_numbers_agree_with_the_statistics_and_count_over_epochs() -> None:
     waited_s = stats.totals.consumer_wait_s
     assert found["stoker/consumer_wait_s_total"] == waited_s > stats.consumer_wait_s
     assert set(train.metrics("val/")) == {n.replace("stoker/", "val/") for n in found}
-
-
-def test_what_does_not_apply_is_left_out() -> None:
-    plain = run(rows().batch(4)).metrics()
-    assert not [name for name in plain if re.search("cache|feed", name)]
+    assert not [name for name in found if re.search("cache|feed", name)], "what does not apply"
     assert rows().batch(4).metrics()["stoker/steps_total"] == 0
 
 
@@ -265,11 +261,9 @@ def test_a_forked_child_leaves_the_endpoint_alone() -> None:
 @pytest.mark.parametrize(
     ("sources", "port", "what"),
     [
-        ([1], 0, "stoker.monitor"),
         ({"a": [1]}, 0, "stoker.monitor"),
         ({1: rows()}, 0, "a name is text"),
         (rows(), -1, "65535"),
-        (rows(), "9464", "65535"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.basics.resources import usable_cores
-from stoker.types import ProcessTrial, ThreadTrial, WorkerTime
+from stoker.types import ProcessTrial, Stats, ThreadTrial, WorkerTime
 from strategies import (
     Examples,
     Spec,
@@ -121,22 +122,9 @@ def test_copy_distance_is_the_mean_of_steps_between_uses() -> None:
         last[i] = step
     assert pipeline.stats().copy_distance == pytest.approx(np.mean(distances))
     assert "steps apart" in str(pipeline.stats())
-
-
-def test_without_echo_copies_have_no_distance() -> None:
-    pipeline = built(Spec(20, 4), 0)
-    stream(pipeline)
-    assert pipeline.stats().copy_distance == 0
-    assert pipeline.stats().realised_factor == 1
-
-
-def test_before_the_first_epoch_there_are_zeros() -> None:
-    stats = built(Spec(20, 4, echoes=(("before", Fraction(2), 8),))).stats()
-    assert (stats.uses, stats.fresh_examples, stats.realised_factor) == (0, 0, 0)
-    assert stats.wait_fraction == 0
-    assert stats.pool is not None
-    assert stats.pool.size == 8
-    assert str(stats)
+    plain = built(Spec(20, 4), 0)
+    stream(plain)
+    assert (plain.stats().copy_distance, plain.stats().realised_factor) == (0, 1)
 
 
 def test_threads_that_wait_for_each_other_are_told_of() -> None:
@@ -149,30 +137,35 @@ def test_threads_that_wait_for_each_other_are_told_of() -> None:
     assert "wait for each other" not in str(replace(stats, thread_trial=ThreadTrial(16, 8, 7.0)))
 
 
-@pytest.mark.full  # trials that a busy machine misleads are made again, for a minute at the worst
-def test_code_that_holds_the_gil_is_told_of() -> None:
-    """By one trial of threads, if not by another: programs beside them mislead them."""
+def holds_the_gil(value: Any) -> Any:
+    for _ in range(5000):
+        pass
+    return value
 
-    def holds(value: Any) -> Any:
-        for _ in range(5000):
-            pass
-        return value
 
-    chain = stoker.from_arrays(np.arange(20_000), seed=0).map(holds).batch(64)
-
-    def found() -> ThreadTrial | None:
+def told_of_threads_that_hold_the_gil(is_told: Callable[[Stats], bool]) -> Stats:
+    """Run until it is told, by one trial if not by another: programs beside them mislead them."""
+    chain = stoker.from_arrays(np.arange(20_000), seed=0).map(holds_the_gil).batch(64)
+    for _ in range(50):
         train = chain.workers(2, kind="thread")
         with iter(train) as batches:
             for _ in batches:
-                trial = train.stats().thread_trial
-                if trial is not None and trial.speedup < 1.2:
-                    return trial
-        return None
+                stats = train.stats()
+                if is_told(stats):
+                    return stats
+    raise AssertionError("it was never told")
 
-    trial = next(filter(None, (found() for _ in range(50))))
+
+@pytest.mark.full  # trials that a busy machine misleads are made again, for a minute at the worst
+def test_code_that_holds_the_gil_is_told_of() -> None:
+    def is_told(stats: Stats) -> bool:
+        return stats.thread_trial is not None and stats.thread_trial.speedup < 1.2
+
+    trial = told_of_threads_that_hold_the_gil(is_told).thread_trial
+    assert trial is not None
     assert (trial.threads, trial.cores) == (2, usable_cores())
     assert trial.wait_for_each_other == (trial.cores > 1)
-    alone = chain.workers(0)
+    alone = stoker.from_arrays(np.arange(8), seed=0).map(holds_the_gil).batch(4).workers(0)
     next(iter(alone))
     assert alone.stats().thread_trial is None
 
@@ -263,7 +256,11 @@ def test_stages_behind_loaders_streams_and_mixtures_count_examples() -> None:
     assert counts_of(stoker.from_loader(loader, seed=0).map(same).to_torch().map(same)) == [
         ("from_loader(list)", 9), ("map(same)", 9), ("map(same)", 9),
     ]  # fmt: skip
-    assert [n for _, n in counts_of(stoker.echo(loader, 2, seed=0).map(same))] == [9, 18]
+    echoed = stoker.echo(loader, 2, seed=0).map(same)
+    assert [n for _, n in counts_of(echoed)] == [9, 18]
+    stats = echoed.stats()
+    assert (stats.fresh_examples, stats.uses, stats.batches) == (9, 18, 6)
+    assert stats.realised_factor == 2
     stream = stoker.from_iterable(range(20), seed=0).map(same).batch(8).map(same)
     assert [n for _, n in counts_of(stream)] == [20, 20, 20, 20]
     parts = [stoker.from_arrays(np.arange(60), seed=0), stoker.from_arrays(np.arange(20), seed=0)]
@@ -360,8 +357,13 @@ def test_an_epoch_that_goes_on_in_a_pass_counts_from_its_own_beginning() -> None
     assert (again.stats().epoch, again.stats().batches) == (4, 4)
 
 
-def test_before_a_run_nothing_is_the_bottleneck() -> None:
+def test_before_a_run_there_are_zeros_and_nothing_is_the_bottleneck() -> None:
     pipeline = built(Spec(20, 4, echoes=(("before", Fraction(2), 8),)))
+    stats = pipeline.stats()
+    assert (stats.uses, stats.fresh_examples, stats.realised_factor) == (0, 0, 0)
+    assert stats.wait_fraction == 0
+    assert stats.pool is not None
+    assert stats.pool.size == 8
     for stats in (pipeline.stats(), pipeline.repeat().steps(3).stats()):
         assert stats.bottleneck is None
         assert "bottleneck" not in str(stats)
@@ -419,14 +421,11 @@ def test_a_pool_tells_its_bytes() -> None:
     assert pool.size == 10
     assert pool.bytes == pipeline.stats().pool_bytes == 80_000
     assert "pool of 10 examples" in str(pipeline)
-
-
-def test_the_default_pool_is_sixteen_batches() -> None:
-    pipeline = stoker.from_dataset(Examples(200), seed=0).echo(2).batch(4).workers(0)
-    next(iter(pipeline))
-    pool = pipeline.stats().pool
+    usual = stoker.from_dataset(Examples(200), seed=0).echo(2).batch(4).workers(0)
+    next(iter(usual))
+    pool = usual.stats().pool
     assert pool is not None
-    assert pool.size == 64
+    assert pool.size == 64, "sixteen batches"
 
 
 @pytest.mark.parametrize("leaf", ["name", "text", "bytes", "nothing", "collated"])
@@ -448,15 +447,6 @@ def test_uses_are_examples_whatever_a_batch_is_made_of(leaf: str, place: str) ->
     stats = pipeline.stats()
     assert stats.fresh_examples == 10
     assert stats.uses == (20 if place == "echo" else 10)
-
-
-def test_loaders_are_counted_by_rows() -> None:
-    loader = [np.zeros((4, 2)), np.zeros((4, 2)), np.zeros((1, 2))]
-    pipeline = stoker.echo(loader, 2, seed=0)
-    list(pipeline)
-    stats = pipeline.stats()
-    assert (stats.fresh_examples, stats.uses, stats.batches) == (9, 18, 6)
-    assert stats.realised_factor == 2
 
 
 def sleeps(value: Any) -> Any:
@@ -505,24 +495,10 @@ def test_what_workers_do_with_their_time_is_said_where_the_consumer_waits() -> N
     assert alone.stats().worker_time is None
 
 
-def holds_the_gil(value: Any) -> Any:
-    for _ in range(5000):
-        pass
-    return value
-
-
 def test_waiting_for_the_gil_is_told_from_sleeping() -> None:
-    """By one run, if not by another: programs beside them mislead trials."""
+    def is_told(stats: Stats) -> bool:
+        time_of = stats.worker_time
+        contended = time_of and time_of.contended_fraction
+        return bool(time_of and contended and contended > (time_of.asleep_fraction or 0.0))
 
-    def found() -> WorkerTime | None:
-        train = stoker.from_arrays(np.arange(20_000), seed=0).map(holds_the_gil).batch(64)
-        train = train.workers(2, kind="thread")
-        with iter(train) as batches:
-            for _ in batches:
-                time_of = train.stats().worker_time
-                contended = time_of and time_of.contended_fraction
-                if time_of and contended and contended > (time_of.asleep_fraction or 0.0):
-                    return time_of
-        return None
-
-    assert next(filter(None, (found() for _ in range(50))), None) is not None
+    assert told_of_threads_that_hold_the_gil(is_told)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PRELUDE = """
 import os, sys, time
 import torch
@@ -66,6 +68,14 @@ def write_script(folder: Path, body: str, name: str = "train.py") -> Path:
     return path
 
 
+def write_shell(folder: Path, *commands: str) -> str:
+    """Write a shell script that runs the training script, and commands; return how to call it."""
+    path = folder / "train.sh"
+    path.write_text("\n".join(["#!/bin/sh", f"{sys.executable} train.py", *commands]) + "\n")
+    path.chmod(0o755)
+    return "./train.sh"
+
+
 def write_files(folder: Path, count: int, size: int = 3000) -> None:
     """Write the script's data files, clean in the page cache."""
     (folder / "files").mkdir()
@@ -84,10 +94,22 @@ class Outcome:
     report: dict[str, Any] | None
 
     @property
-    def rates(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
+        """The report; there is one."""
         assert self.report is not None, self.errors
-        found: dict[str, Any] = self.report["rates"]
+        return self.report
+
+    @property
+    def rates(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.told["rates"]
         return found
+
+    def assert_whole(self) -> None:
+        """Fail if the script was harmed, or its main rates are not known."""
+        assert self.code == 0, self.errors + self.out
+        assert self.told["crash"] is None
+        assert self.rates["G"] is not None, self.told["reasons"]
+        assert self.rates["P"] is not None, self.told["reasons"]
 
 
 def environment() -> dict[str, str]:
@@ -100,7 +122,11 @@ def command_of(*arguments: str | os.PathLike[str]) -> list[str]:
 
 
 def analyze(
-    folder: Path, *arguments: str | os.PathLike[str], seconds: float = 15, stdin: Any = None
+    folder: Path,
+    *arguments: str | os.PathLike[str],
+    seconds: float = 15,
+    stdin: Any = None,
+    **variables: str,
 ) -> Outcome:
     """Run ``stoker analyze`` and read its report."""
     target = folder / "report.json"
@@ -111,7 +137,7 @@ def analyze(
         check=False,
         timeout=240,
         cwd=folder,
-        env=environment(),
+        env=environment() | variables,
         stdin=stdin or subprocess.DEVNULL,
     )
     report = json.loads(target.read_text()) if target.is_file() else None
@@ -119,7 +145,7 @@ def analyze(
 
 
 def measured(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test of a real measurement fail twice, each time in a folder of its own.
+    """Let a test of a real measurement, a costly one, fail twice, each time in a folder of its own.
 
     A machine that runs other tests may stall while a script is measured. A wrong analysis is wrong
     three times in a row.
@@ -136,4 +162,4 @@ def measured(test: Callable[..., None]) -> Callable[..., None]:
                 if attempt == 2:
                     raise
 
-    return tried
+    return pytest.mark.full(tried)

@@ -35,11 +35,11 @@ class Parts:
     """By number of workers; with those of the job."""
     trained: dict[int, float]
     workers: int
-    S: float | None
-    C: float
-    cached: float
-    prep_cpu_s: float
-    step_cpu_s: float
+    S: float | None = None
+    C: float = 1.0
+    cached: float = 1.0
+    prep_cpu_s: float = 0.0
+    step_cpu_s: float = 0.0
 
 
 rates = st.floats(5.0, 5_000.0)
@@ -179,13 +179,7 @@ class MadeUpJob:
         steps = [Step(lasts_s, 0.0)] * (BATCHES - 1)
         self.trace.ranks[0].trained.setdefault(workers, []).append(steps)
 
-    def sample_stacks(self) -> None: ...
-
-    def alternate(self) -> None: ...
-
-    def look_at_example(self) -> None: ...
-
-    def keep_examples(self) -> None: ...
+    sample_stacks = alternate = look_at_example = keep_examples = begin_drains
 
 
 def _drain(workers: int, rate: float, cpu_s: float) -> Drain:

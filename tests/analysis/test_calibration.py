@@ -23,18 +23,9 @@ from stoker.analysis.reports.page import write_page
 from stoker.analysis.reports.verdict import find_doubts, write_verdict
 
 FED = Parts(
-    rate=186.0,
-    wait=0.02,
-    G=190.0,
-    P={1: 210.0, 2: 400.0},
-    trained={1: 188.0, 2: 190.0},
-    workers=2,
-    S=900.0,
-    C=9_000.0,
-    cached=1.0,
-    prep_cpu_s=0.004,
-    step_cpu_s=0.0,
-)
+    rate=186.0, wait=0.02, G=190.0, P={1: 210.0, 2: 400.0}, trained={1: 188.0, 2: 190.0},
+    workers=2, S=900.0, C=9_000.0, prep_cpu_s=0.004,
+)  # fmt: skip
 """All of it agrees."""
 SLOW = replace(FED, rate=110.0, wait=0.45)
 """The job waits for its data, for a reason that its parts do not show."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from analysis.analyses import Outcome, analyze, write_script
+from analysis.analyses import Outcome, analyze, write_script, write_shell
 from strategies import shortened
 
 FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
@@ -60,17 +59,16 @@ WHEN = {"as it is": "while it ran as it is", "G": "handed over again", "P": "rea
 def told(found: Outcome, how: str, when: str, last: str) -> None:
     """Check that the terminal, the report and the exit status agree."""
     assert found.code == 1
-    assert found.report is not None, found.errors
-    crash = found.report["crash"]
+    crash = found.told["crash"]
     assert crash["how"] == how
     assert when in crash["when"]
     assert last in crash["output"]
     said = f"crashed {crash['when']}: {how}"
     assert said in found.errors
-    assert any(said in note and last in note for note in found.report["notes"])
-    assert f"crashed {crash['when']}" in found.report["verdict"]
+    assert any(said in note and last in note for note in found.told["notes"])
+    assert f"crashed {crash['when']}" in found.told["verdict"]
     assert last in found.errors
-    assert found.report["starts"] == 1
+    assert found.told["starts"] == 1
 
 
 @pytest.mark.full
@@ -111,20 +109,9 @@ def test_a_crash_behind_a_launcher_that_hides_it_is_told(tmp_path: Path) -> None
         + 'if __name__ == "__main__":\n'
         + '    crash_in(DataLoader(Sleepy(0.0005), 4), "raise", "as it is")\n',
     )
-    shell = tmp_path / "train.sh"
-    shell.write_text(f"#!/bin/sh\n{sys.executable} train.py\necho all done\n")
-    shell.chmod(0o755)
-    found = analyze(tmp_path, "./train.sh")
+    found = analyze(tmp_path, write_shell(tmp_path, "echo all done"))
     told(found, "ZeroDivisionError: division by zero", WHEN["as it is"], "ZeroDivisionError")
-    assert found.report is not None
-    assert "all done" not in found.report["crash"]["output"]
-
-
-def in_shell(folder: Path, commands: str) -> str:
-    shell = folder / "train.sh"
-    shell.write_text(f"#!/bin/sh\n{commands}\necho all done\n")
-    shell.chmod(0o755)
-    return "./train.sh"
+    assert "all done" not in found.told["crash"]["output"]
 
 
 LEAVING = {
@@ -152,10 +139,9 @@ LEAVING = {
 @pytest.mark.parametrize("how", shortened(LEAVING, 0))
 def test_a_process_that_leaves_without_pythons_end_is_no_crash(how: str, tmp_path: Path) -> None:
     write_script(tmp_path, LEAVING[how])
-    found = analyze(tmp_path, in_shell(tmp_path, f"{sys.executable} train.py"))
+    found = analyze(tmp_path, write_shell(tmp_path, "echo all done"))
     assert "crashed" not in found.errors
-    assert found.report is not None, found.errors
-    assert found.report["crash"] is None
+    assert found.told["crash"] is None
     assert found.code == 0
 
 
@@ -169,7 +155,7 @@ def test_a_trainer_that_is_gone_behind_a_shell_is_told(end: str, tmp_path: Path)
             {end}
         """,
     )
-    found = analyze(tmp_path, in_shell(tmp_path, f"{sys.executable} train.py"))
+    found = analyze(tmp_path, write_shell(tmp_path, "echo all done"))
     told(found, "its process was killed, or left behind", WHEN["as it is"], "all done")
 
 
@@ -210,9 +196,9 @@ def test_of_several_ranks_the_one_that_crashed_is_shown(
     )  # fmt: skip
     assert found.code == 1
     assert f"rank 1 of the script crashed while it ran as it is: {HOW[how][0]}" in found.errors
-    assert found.report is not None, found.errors
-    output = found.report["crash"]["output"]
-    assert found.report["crash"]["rank"] == 1
+    crash = found.told["crash"]
+    output = crash["output"]
+    assert crash["rank"] == 1
     assert HOW[how][1] in output
     assert "torch/distributed" not in output
     assert "ChildFailedError" not in output
@@ -232,9 +218,8 @@ def test_what_goes_wrong_behind_the_end_is_noted_and_no_crash(tmp_path: Path) ->
     )
     found = analyze(tmp_path, "train.py", seconds=48)  # time to end
     assert found.code == 0, found.errors
-    assert found.report is not None
-    assert found.report["crash"] is None
-    assert any("no room for the checkpoint" in note for note in found.report["notes"])
+    assert found.told["crash"] is None
+    assert any("no room for the checkpoint" in note for note in found.told["notes"])
 
 
 @pytest.mark.full
@@ -250,6 +235,5 @@ def test_who_does_not_end_when_told_to_is_ended_by_force(body: str, tmp_path: Pa
     write_script(tmp_path, run + body + "\n")
     found = analyze(tmp_path, "train.py")
     assert found.code == 0, found.errors
-    assert found.report is not None
     assert found.rates["P"] is not None
-    assert len([note for note in found.report["notes"] if "by force" in note]) == 1
+    assert len([note for note in found.told["notes"] if "by force" in note]) == 1

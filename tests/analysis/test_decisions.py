@@ -1,13 +1,14 @@
-"""What is decided from what was seen, without running any script."""
+"""What is decided from what was seen, and files read again, without running any script."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.recordings import MadeUpJob, Parts
-from stoker.analysis.cold_reads import find_files
+from stoker.analysis.cold_reads import find_files, read_files
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.phases import run_phases
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
@@ -47,6 +48,19 @@ def test_files_that_can_be_read_again(
     assert found == names
     assert why in said
     assert bool(why) == bool(said)
+
+
+def test_all_files_are_read_in_blocks(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(20)]
+    for path in paths:
+        Path(path).write_bytes(b"x" * 5000)
+    for readers in (0, 1, 3):
+        reads = read_files(paths, readers, 60.0)
+        assert sum(count for count, _ in reads) == 20
+        assert all(seconds > 0 for _, seconds in reads)
+    assert len(read_files(paths, 2, 0.0)) == 1  # the time is up behind a block
+    with pytest.raises(FileNotFoundError, match="gone"):
+        read_files([paths[0], str(tmp_path / "gone"), *paths[:2]], 2, 60.0)
 
 
 def test_of_a_rank_that_was_started_again_the_latest_counts() -> None:
@@ -121,18 +135,9 @@ def test_the_training_loader_is_chosen(wanted: str | None, slot: int | None) -> 
 
 def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     parts = Parts(
-        rate=195.0,
-        wait=0.96,
-        G=4_000.0,
-        P={1: 200.0},
-        trained={1: 195.0},
-        workers=1,
-        S=None,
-        C=1.0,
-        cached=1.0,
+        rate=195.0, wait=0.96, G=4_000.0, P={1: 200.0}, trained={1: 195.0}, workers=1,
         prep_cpu_s=0.0001,
-        step_cpu_s=0.0,
-    )
+    )  # fmt: skip
     job = MadeUpJob(parts)
     run_phases(job)
     job.trace.host_loads = []

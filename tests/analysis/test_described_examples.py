@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from stoker.analysis.probe import drain_session, replay
 from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec import encode
 
 Tensor: Any = torch.Tensor
-Dataset: Any = torch.utils.data.Dataset
 
 
 class Drawn:
@@ -142,56 +138,3 @@ def test_a_draw_for_some_examples_is_told_by_the_generators(
     found = describe_example(SomeDrawn(draw))
     assert found["varies"] == varies
     assert found["example_bytes"] == 8 * 76  # the mean of every tenth
-
-
-class InWorkers(Dataset):
-    """Can be read in a worker alone, as a handle that forks share may be."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Any:
-        assert torch.utils.data.get_worker_info() is not None
-        return torch.ones(4)
-
-
-def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
-    for workers in (0, 1):
-        loader: Any = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
-        drains = drain_session.LoaderDrains(
-            replay.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
-        )
-        if workers == 0:
-            assert drains.look_at_example() == {}
-        else:
-            assert drains.look_at_example()["example_bytes"] == 16
-
-
-class SlowToStart(Dataset):
-    """Takes longer to its first example than a drain may take."""
-
-    def __init__(self) -> None:
-        self._started = False
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Any:
-        if not self._started:
-            self._started = True
-            time.sleep(0.3)
-        return torch.ones(4)
-
-
-def test_a_slow_start_takes_nothing_from_a_drain() -> None:
-    loader: Any = torch.utils.data.DataLoader(SlowToStart(), 4)
-    drains = drain_session.LoaderDrains(
-        replay.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
-    )
-    drains._indices = [[0], [1]]
-    command = {
-        "fresh": False, "once": False, "tag": "drain", "workers": 0,
-        "seconds": 0.1, "longest": 0.2, "least": 12, "samples": False,
-        "kept": False,
-    }  # fmt: skip
-    assert len(drains.drain(command)["arrivals_ns"]) >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,26 @@ class Stream(data.IterableDataset):  # type: ignore[misc]
         return (torch.full((4,), float(number)) for number in range(LENGTH))
 
 
+class InWorkers(Numbers):
+    """Can be read in a worker alone, as a handle that forks share may be."""
+
+    def __getitem__(self, index: int) -> Any:
+        assert data.get_worker_info() is not None
+        return torch.ones(4)
+
+
+class SlowToStart(Numbers):
+    """Takes longer to its first example than a drain may take."""
+
+    started = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.started:
+            self.started = True
+            time.sleep(0.3)
+        return torch.ones(4)
+
+
 def stateful(**options: Any) -> Any:
     import torchdata.stateful_dataloader as module
 
@@ -54,33 +75,36 @@ SHAPES = {
 }
 
 
+def drains_of(loader: Any, rest: Any = None) -> drain_session.LoaderDrains:
+    process = SimpleNamespace(torch=torch, pid=7)
+    return drain_session.LoaderDrains(replay.take_parts(loader), process, rest)
+
+
+def drain(drains: drain_session.LoaderDrains, tag: Path, **said: Any) -> int:
+    """Drain; return how many batches came, one behind the other."""
+    answer = drains.drain({"tag": str(tag), "once": False, "kept": False, **said})
+    assert answer["error"] is None
+    assert sorted(answer["arrivals_ns"]) == answer["arrivals_ns"]
+    return len(answer["arrivals_ns"])
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
 @pytest.mark.parametrize("workers", one_in(2, [0, 1]))
 @pytest.mark.parametrize("shape", one_in(2, SHAPES))
 def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_path: Path) -> None:
-    loader = SHAPES[shape](num_workers=workers)
-    drains = drain_session.LoaderDrains(
-        replay.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
-    )
+    drains = drains_of(SHAPES[shape](num_workers=workers))
     described = drains.describe(None)
     assert described["iterable"] == (shape == "iterable")
     assert described["automatic"] == (shape != "no automatic batches")
 
-    def drain(name: str, *, fresh: bool = False, once: bool = False) -> int:
-        command = {
-            "tag": str(tmp_path / name), "workers": workers, "fresh": fresh, "once": once,
-            "seconds": 0.0, "longest": 60.0, "least": 5 if fresh else 12, "skip": 0,
-            "samples": not fresh, "kept": False,
-        }  # fmt: skip
-        answer = drains.drain(command)
-        assert answer["error"] is None
-        assert sorted(answer["arrivals_ns"]) == answer["arrivals_ns"]
-        return len(answer["arrivals_ns"])
-
-    assert drain("first", fresh=True) == 5
+    usual = {"workers": workers, "seconds": 0.0, "longest": 60.0, "skip": 0}
+    again = {**usual, "fresh": False, "least": 12, "samples": True}
+    first = {**usual, "fresh": True, "least": 5, "samples": False}
+    assert drain(drains, tmp_path / "first", **first) == 5
     # Round and round; a stream is read as far as before.
-    assert drain("again") >= (5 if shape == "iterable" else 12)
-    assert drain("once", once=True) == 5
+    least = 5 if shape == "iterable" else 12
+    assert drain(drains, tmp_path / "again", **again) >= least
+    assert drain(drains, tmp_path / "once", **again, once=True) == 5
     batches = drains.iterate(workers)
     seen = [next(batches) for _ in range(12)]
     drain_session._stop(batches)
@@ -126,8 +150,7 @@ def test_own_batches_and_prepared_ones_come_by_turns(again: bool) -> None:
     loader = data.DataLoader(Numbers(), BATCH)
     rest = iter(data.BatchSampler(data.SequentialSampler(Numbers()), BATCH, False))
     next(rest)
-    process = SimpleNamespace(torch=torch, pid=7)
-    drains = drain_session.LoaderDrains(replay.take_parts(loader), process, rest)
+    drains = drains_of(loader, rest)
     bank = replay.Bank([torch.full((BATCH, 4), -1.0)])
     command = {"shares": [["own", 0, 3], ["replayed", 0, 2]], "again": again}
     batches = drains.alternate(bank, command)
@@ -136,3 +159,16 @@ def test_own_batches_and_prepared_ones_come_by_turns(again: bool) -> None:
     assert seen == first + [0.0, 8.0, -1.0] * again
     with pytest.raises(LookupError, match="no batches were prepared"):
         next(drains.alternate(None, command))
+
+
+def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
+    assert drains_of(data.DataLoader(InWorkers(), 4)).look_at_example() == {}
+    inside = drains_of(data.DataLoader(InWorkers(), 4, num_workers=1)).look_at_example()
+    assert inside["example_bytes"] == 16
+
+
+def test_a_slow_start_takes_nothing_from_a_drain(tmp_path: Path) -> None:
+    drains = drains_of(data.DataLoader(SlowToStart(), 4))
+    drains._indices = [[0], [1]]
+    said = {"workers": 0, "seconds": 0.1, "longest": 0.2, "least": 12, "samples": False}
+    assert drain(drains, tmp_path / "drain", fresh=False, **said) >= 2

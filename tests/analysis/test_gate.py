@@ -13,15 +13,32 @@ import psutil
 import pytest
 
 from analysis.analyses import environment, write_script
-from analysis.gates import gate, gate_command
 from command_line import call
 from scripts import TIMEOUT_S
 from stoker.analysis.gate.runs import run_once
 from stoker.analysis.scripts.script_run import make_folder
 
-QUICK = """
+
+def gate_command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "stoker", "gate", *map(str, arguments)]
+
+
+def gate(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        gate_command(*arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+ENDLESS = """
 if __name__ == "__main__":
-    train(DataLoader(Sleepy(0.0, 96), 4), epochs=1)
+    train(DataLoader(Sleepy(0.0, 96), 4), epochs=10**9)
 """
 # Pipelines, as scripts that import torch take seconds to start.
 WITHOUT_TORCH = """
@@ -38,6 +55,14 @@ def train(prep_s, step_s=0.0):
     for _ in stoker.from_iterable(lambda: slow(prep_s), seed=0).batch(2).workers(0):
         time.sleep(step_s)
 """
+PIPELINE = """
+import stoker
+loader = stoker.from_iterable(range(48)).batch(2)
+"""
+OVER_A_LOADER = """
+import stoker, torch
+loader = stoker.from_loader(torch.utils.data.DataLoader(range(48), 4)).echo(2)
+"""
 # A run keeps up, the next one waits for data: nobody can say more.
 BY_TURNS = (
     WITHOUT_TORCH
@@ -53,8 +78,6 @@ train(0.02 * waits, 0.02 * (1 - waits))
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--fail-if", "stall>x", "t.py"], "cannot read the condition 'stall>x'; for example"),
-        (["--fail-if", "rate<base", "t.py"], "'rate<base' compares with another version"),
         (["--fail-if", "stall>1%", "gone.py"], "there is no script and no command 'gone.py'"),
         (["--fail-if", "stall>1%", "--base", "gone", "t.py"], "--base gone: there is no such"),
         (["--fail-if", "stall>1%", "--base", ".", "t.py"], "is the current folder"),
@@ -76,12 +99,6 @@ def test_bad_arguments_are_refused_before_anything_runs(
     assert errors.startswith("stoker gate: ")
     assert said in errors
     assert "starting" not in errors
-
-
-def test_fewer_than_five_runs_are_refused() -> None:
-    code, _, errors = call("gate", "--runs", "4", "--fail-if", "stall>1%", "t.py")
-    assert code == 2
-    assert "argument --runs: 4 is not at least 5" in errors
 
 
 @pytest.mark.full
@@ -129,25 +146,21 @@ def test_runs_that_differ_too_much_are_undecided(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_long_script_is_ended_after_its_seconds(tmp_path: Path) -> None:
-    write_script(tmp_path, QUICK.replace("epochs=1", "epochs=10**9"))
+    write_script(tmp_path, ENDLESS)
     found = gate(tmp_path, "--seconds", "0.5", "--fail-if", "rate<0.001", "--", "train.py")
     assert found.returncode == 0, found.stderr
 
 
-PIPELINES = {
-    "without-torch": "loader = stoker.from_iterable(range(48)).batch(2)",
-    "over-a-loader": """
-import torch
-loader = stoker.from_loader(torch.utils.data.DataLoader(range(48), 4)).echo(2)""",
-}
+def write_loop(folder: Path, loader: str, epochs: int) -> None:
+    loop = f"for _ in range({epochs}):\n    list(loader)\n"
+    (folder / "train.py").write_text(loader + loop)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("epochs", [2, 10**9])
-@pytest.mark.parametrize("form", PIPELINES)
-def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
-    loop = f"for _ in range({epochs}):\n    list(loader)\n"
-    (tmp_path / "train.py").write_text(f"import stoker\n{PIPELINES[form]}\n{loop}")
+@pytest.mark.parametrize("loader", [PIPELINE, OVER_A_LOADER], ids=["alone", "over a loader"])
+def test_a_pipeline_is_measured(tmp_path: Path, loader: str, epochs: int) -> None:
+    write_loop(tmp_path, loader, epochs)
     with make_folder() as folder:
         script = str(tmp_path / "train.py")
         found = run_once([sys.executable, script], folder / "run", 0.5)
@@ -157,8 +170,7 @@ def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
 
 @pytest.mark.full
 def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
-    loop = "for _ in range(2):\n    list(loader)\n"
-    (tmp_path / "train.py").write_text(f"import stoker\n{PIPELINES['without-torch']}\n{loop}")
+    write_loop(tmp_path, PIPELINE, 2)
     with open("/dev/full", "w") as full:
         found = subprocess.run(
             gate_command("--fail-if", "rate<0.001", "--", "train.py"), cwd=tmp_path,
@@ -193,7 +205,7 @@ def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, body: str,
 @pytest.mark.full
 def test_ctrl_c_ends_the_script_and_the_gate(tmp_path: Path) -> None:
     body = "print(os.getpid(), file=open('pid', 'w'), flush=True)\nopen('ready', 'w')\n"
-    write_script(tmp_path, body + QUICK.replace("epochs=1", "epochs=10**9"))
+    write_script(tmp_path, body + ENDLESS)
     process = subprocess.Popen(
         gate_command("--fail-if", "stall>1%", "--", "train.py"),
         cwd=tmp_path,

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from analysis.gates import figures
 from stoker.analysis.gate.judging import (
     FINE,
     UNDECIDED,
@@ -24,8 +23,20 @@ from stoker.analysis.gate.judging import (
     looks_worse,
     write_text,
 )
-from stoker.analysis.gate.metrics import METRICS, Condition, parse_condition
+from stoker.analysis.gate.metrics import METRICS, Condition, RunFigures, parse_condition
 from stoker.analysis.model.rates import estimate_interval, find_t
+
+
+def figures(stall: float = 0.2, rate: float = 100.0, wait_s: float = 0.01) -> RunFigures:
+    return RunFigures(
+        stall=stall,
+        rate=rate,
+        wait_p50=wait_s,
+        wait_p95=2 * wait_s,
+        wait_p99=3 * wait_s,
+        startup=0.5,
+        batches=100,
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,26 +203,23 @@ def test_an_interval_moves_and_stretches_with_its_values(shift: float, scale: fl
     assert moved.high == pytest.approx(shift + scale * plain.high)
 
 
-def make_record(*texts: str) -> GateRecord:
+def test_the_text_names_each_condition_and_its_verdict() -> None:
     runs = [figures(stall=0.2 + at / 100, rate=100 + at) for at in range(5)]
     rounds = [RunRound(runs, runs)] * 2
+    texts = ("stall>10%", "rate<50", "stall>22%", "rate<0.9*base")
     judgements = [judge(parse_condition(text), rounds) for text in texts]
-    return GateRecord(
+    verdicts = [judgement.verdict for judgement in judgements]
+    assert verdicts == [WORSE, FINE, UNDECIDED, FINE]
+    assert combine(verdicts) == WORSE
+    record = GateRecord(
         stoker="1",
         made="2026-11-26T11:00:00+00:00",
         command=["train.py"],
         runs=runs,
         base=runs,
         judgements=judgements,
-        verdict=combine([judgement.verdict for judgement in judgements]),
+        verdict=WORSE,
     )
-
-
-def test_the_text_names_each_condition_and_its_verdict() -> None:
-    record = make_record("stall>10%", "rate<50", "stall>22%", "rate<0.9*base")
-    verdicts = [judgement.verdict for judgement in record.judgements]
-    assert verdicts == [WORSE, FINE, UNDECIDED, FINE]
-    assert record.verdict == WORSE
 
     lines = write_text(record).splitlines()
     named = [f"{j.verdict}: {j.condition}" for j in record.judgements]

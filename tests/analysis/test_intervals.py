@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,17 +18,7 @@ from stoker.analysis.scripts.script_job import InterleavedPhase, split_into_turn
 
 SHARES = ("compute", "prep_stall", "fetch_stall")
 STARVED = Parts(
-    rate=100.0,
-    wait=0.5,
-    G=200.0,
-    P={1: 102.0},
-    trained={1: 100.0},
-    workers=1,
-    S=None,
-    C=1.0,
-    cached=1.0,
-    prep_cpu_s=0.0001,
-    step_cpu_s=0.0,
+    rate=100.0, wait=0.5, G=200.0, P={1: 102.0}, trained={1: 100.0}, workers=1, prep_cpu_s=0.0001
 )
 
 
@@ -121,7 +110,7 @@ def test_a_turn_is_its_own_steps_and_its_prepared_ones() -> None:
     assert [(len(turn.own), len(turn.other)) for turn in turns] == [(3, 2), (3, 2)]
     assert turns[0].own[0].lasted_s == pytest.approx(1e-6)
     assert turns[0].own[0].waited_s == pytest.approx(2e-7)
-    rank = recorded(replace(STARVED)).ranks[0]
+    rank = recorded(STARVED).ranks[0]
     rank.turns = turns
     (rate, g, wait), _ = estimate_turns(rank, 10.0)
     assert rate == pytest.approx(10.0 / 1e-6)

@@ -26,6 +26,7 @@ from stoker.analysis.model.model import (
 )
 from stoker.analysis.model.report import to_measured
 
+PLAIN = Measured(ingestion=1_000, prep=((1, 1_000.0),), workers=1, cores=1, batch_size=1.0)
 rates = st.floats(1, 1e6)
 fractions = st.floats(0, 1)
 CLOSE = 1e-9
@@ -153,7 +154,7 @@ def test_cores_needed_are_enough_and_the_fewest(
 ) -> None:
     last, rate = curve[-1]
     assume(wanted / rate * last < MOST_CORES)
-    job = Measured(ingestion=wanted, prep=curve, workers=1, cores=1, batch_size=1)
+    job = replace(PLAIN, ingestion=wanted, prep=curve)
     needed = find_cores_needed(job, Change(), predict(job))
     assert needed is not None
     assert prep_rate(curve, needed) >= wanted * (1 - 2 * CLOSE)
@@ -210,18 +211,8 @@ def test_more_is_never_slower(question: tuple[Measured, Change], more: float) ->
 
 
 def test_with_more_readers_memory_is_no_slower_than_storage() -> None:
-    job = Measured(
-        ingestion=1e6,
-        prep=((1, 1e6),),
-        workers=1,
-        cores=1,
-        batch_size=1.0,
-        storage=1_000.0,
-        cache=4_000.0,
-        storage_most=9_000.0,
-        example_bytes=1e5,
-        examples=1_000,
-    )
+    job = replace(PLAIN, ingestion=1e6, prep=((1, 1e6),), example_bytes=1e5, examples=1_000)
+    job = replace(job, storage=1_000.0, cache=4_000.0, storage_most=9_000.0)
     for cores, rates in ((None, (1_000.0, 4_000.0)), (2, (9_000.0, 9_000.0))):
         for cache_bytes, rate in zip((0, 10**8), rates, strict=True):
             found = predict(job, Change(cores=cores, cache_bytes=cache_bytes))
@@ -234,16 +225,9 @@ def test_with_more_readers_memory_is_no_slower_than_storage() -> None:
 def test_echoing_is_what_the_design_says(
     G: float, F: float, before_s: float, after_s: float, workers: int, e: float
 ) -> None:
-    job = Measured(
-        ingestion=G,
-        prep=((workers, workers / (before_s + after_s)),),
-        workers=workers,
-        cores=workers,
-        batch_size=1.0,
-        storage=F,
-        cache=F,
-        echo_after_s=after_s,
-    )
+    prep = ((workers, workers / (before_s + after_s)),)
+    job = replace(PLAIN, ingestion=G, prep=prep, workers=workers, cores=workers)
+    job = replace(job, storage=F, cache=F, echo_after_s=after_s)
     found = predict(job, Change(echo=e))
     expected = min(G, e * F, workers * e / (before_s + e * after_s))
     assert found.rate == pytest.approx(expected)
@@ -269,16 +253,8 @@ def test_reports_are_limited_by_what_they_say() -> None:
 
 def test_a_few_misses_do_not_make_slow_preparation_a_matter_of_storage() -> None:
     # Workers read, then prepare: each miss adds a tenth to what is far too slow anyway.
-    job = Measured(
-        ingestion=1_000,
-        prep=((4, 100.0),),
-        workers=4,
-        cores=4,
-        batch_size=1,
-        storage=1_000,
-        cache=1e9,
-        miss_s=4e-3,
-    )
+    job = replace(PLAIN, prep=((4, 100.0),), workers=4, cores=4)
+    job = replace(job, storage=1_000, cache=1e9, miss_s=4e-3)
     found = predict(job)
     assert found.rate == pytest.approx(1 / (1 / 100 + 1 / 1_000))
     assert found.bound == "prep"

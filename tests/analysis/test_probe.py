@@ -48,6 +48,17 @@ def seen(program: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+def recorded_in(folder: Path) -> list[records.Row]:
+    """Return the rows of the one process that was watched, without a failure."""
+    assert not list(folder.glob("failed-*"))
+    (path,) = folder.glob("process-*.rows")
+    watched = records.WatchedRows(str(path))
+    try:
+        return list(watched.rows())
+    finally:
+        watched.close()
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("probe")
@@ -75,15 +86,10 @@ def test_a_script_sees_no_difference(
 @pytest.mark.full
 def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) -> None:
     _, _, folder = both
-    assert not list(folder.glob("failed-*"))
-    (rows,) = folder.glob("process-*.rows")
-    watched = records.WatchedRows(str(rows))
-    try:
-        kinds = {row.kind & 15 for row in watched.rows()}
-        assert {records.BATCH, records.END, records.ERROR, records.STARTED} <= kinds
-        assert all(row.entered_ns <= row.left_ns for row in watched.rows())
-    finally:
-        watched.close()
+    rows = recorded_in(folder)
+    kinds = {row.kind & 15 for row in rows}
+    assert {records.BATCH, records.END, records.ERROR, records.STARTED} <= kinds
+    assert all(row.entered_ns <= row.left_ns for row in rows)
     assert not list(folder.glob("*.work"))  # workers are looked at in drains alone
     (about,) = folder.glob("process-*.json")
     loaders = json.loads(about.read_text())["loaders"]
@@ -225,19 +231,10 @@ train(closes=True)
 
 
 def test_the_parts_of_a_step_are_timed_and_what_is_inside_next_is_waiting(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS], capture_output=True, text=True, check=False,
-        env=os.environ
-        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(tmp_path)},
-    )  # fmt: skip
+    done = python("-c", STEPS, **variables(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert not list(tmp_path.glob("failed-*"))
-    (path,) = tmp_path.glob("process-*.rows")
-    watched = records.WatchedRows(str(path))
-    try:
-        read, *trained = ([r for r in watched.rows() if r.epoch == epoch] for epoch in range(3))
-    finally:
-        watched.close()
+    rows = recorded_in(tmp_path)
+    read, *trained = ([row for row in rows if row.epoch == epoch] for epoch in range(3))
     assert not any(read[-1].parts_ns)
     for rows in trained:
         first, last = rows[1], rows[-1]  # batches; the end of the epoch

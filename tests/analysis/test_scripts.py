@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.analyses import Outcome, analyze, measured, write_script
-from strategies import shortened
+from analysis.analyses import analyze, measured, write_script
 
 # Checks what every loop over a loader is handed, and how often.
 COUNTED = """
@@ -197,24 +196,15 @@ SCRIPTS = {
 }
 
 
-def unharmed(found: Outcome) -> None:
-    assert found.code == 0, found.errors + found.out
-    assert found.report is not None
-    assert found.report["crash"] is None
-    assert found.rates["G"] is not None, found.report["reasons"]
-    assert found.rates["P"] is not None, found.report["reasons"]
-
-
-@pytest.mark.parametrize("script", shortened(SCRIPTS, 0))
+@pytest.mark.parametrize("script", SCRIPTS)
 @measured
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
     found = analyze(tmp_path, "train.py", seconds=30)
-    unharmed(found)
-    assert found.report is not None
-    assert found.report["starts"] == 1, (found.report["notes"], found.errors)
-    assert not any("failed" in note for note in found.report["notes"]), found.report["notes"]
-    assert any(point["trained"] is not None for point in found.report["prep"])
+    found.assert_whole()
+    assert found.told["starts"] == 1, (found.told["notes"], found.errors)
+    assert not any("failed" in note for note in found.told["notes"]), found.told["notes"]
+    assert any(point["trained"] is not None for point in found.told["prep"])
 
 
 TWO_TRAINERS = """
@@ -232,20 +222,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
 @measured
 def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     write_script(tmp_path, TWO_TRAINERS)
     found = analyze(tmp_path, "train.py", seconds=36)
-    unharmed(found)
-    report = found.report
-    assert report is not None
-    assert len(report["ranks"]) == 1
-    assert report["ranks"][0]["others_fraction"] == 0.0
-    assert "Rank" not in report["verdict"]
+    found.assert_whole()
+    (rank,) = found.told["ranks"]
+    assert rank["others_fraction"] == 0.0
+    assert "Rank" not in found.told["verdict"]
 
 
-@pytest.mark.full
 @measured
 def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
     (tmp_path / "archive.bin").write_bytes(bytes(range(256)) * 12 * 200)
@@ -277,12 +263,12 @@ def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
         """,
     )
     found = analyze(tmp_path, "train.py", seconds=18)
-    unharmed(found)
-    assert found.report is not None
-    assert "mapped" not in str(found.report["reasons"]), found.report["reasons"]
-    assert not any("stayed in memory" in note for note in found.report["notes"])
-    assert found.report["cold"] is not None
-    assert "parts of few large files" in str(found.report["reasons"]) + str(found.report["notes"])
+    found.assert_whole()
+    reasons, notes = found.told["reasons"], found.told["notes"]
+    assert "mapped" not in str(reasons), reasons
+    assert not any("stayed in memory" in note for note in notes)
+    assert found.told["cold"] is not None
+    assert "parts of few large files" in str(reasons) + str(notes)
 
 
 LATE_VALIDATION = """
@@ -301,7 +287,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
 @measured
 def test_loaders_that_one_function_builds_are_told_apart(tmp_path: Path) -> None:
     path = write_script(tmp_path, LATE_VALIDATION)
@@ -309,11 +294,10 @@ def test_loaders_that_one_function_builds_are_told_apart(tmp_path: Path) -> None
     built = next(at for at, line in enumerate(lines, 1) if "return DataLoader" in line)
     called = next(at for at, line in enumerate(lines, 1) if "make(64)" in line)
     found = analyze(tmp_path, "train.py")
-    unharmed(found)
-    assert found.report is not None
-    assert {one["name"]: one["trains"] for one in found.report["loaders"]} == {
+    found.assert_whole()
+    assert {one["name"]: one["trains"] for one in found.told["loaders"]} == {
         f"train.py:{built}": True,
         f"train.py:{called}": False,
     }
-    assert found.report["loader"]["trains"]
-    assert found.report["examples"] == 64
+    assert found.told["loader"]["trains"]
+    assert found.told["examples"] == 64

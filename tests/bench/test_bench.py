@@ -30,8 +30,13 @@ def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
     assert (results.read_bytes() if results.exists() else None) == before
 
 
-def test_every_docstring_has_the_tables_of_its_rows() -> None:
-    done = python("harness.py", "check", cwd=BENCH)
+@pytest.mark.parametrize(
+    "words", [("harness.py", "check"), ("conformance/run.py", "--page", "check")], ids=str
+)
+def test_docstrings_and_the_page_of_what_was_tested_have_the_tables_of_their_rows(
+    words: tuple[str, ...],
+) -> None:
+    done = python(*words, cwd=BENCH)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
@@ -71,11 +76,6 @@ def test_the_loader_that_suites_get_is_as_torch_s(
     wanted: Any = list(torch.utils.data.DataLoader(range(10), **options))  # type: ignore[arg-type]
     assert repr(list(loader)) == repr(wanted)
     assert len(loader) == len(wanted)
-
-
-def test_the_page_of_what_was_tested_has_the_table_of_the_rows() -> None:
-    done = python("conformance/run.py", "--page", "check", cwd=BENCH)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 def test_all_rows_are_told_by_their_script_or_among_what_is_answered() -> None:

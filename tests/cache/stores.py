@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import stoker
 from stoker.cache import store_dir
 from stoker.cache.counters import ITEMS
 from stoker.cache.layout import StoredItem
@@ -63,6 +64,23 @@ def opened(folder: str, limit: int = LIMIT, **options: Any) -> Iterator[Store]:
             store.close()
     finally:
         hold.leave()
+
+
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
+    """Return what a pipeline's cache has counted."""
+    found = pipeline.stats().cache
+    assert found is not None
+    return found
+
+
+def fill(disk: str) -> None:
+    """Write a file until there is no room left beside it."""
+    with open(os.path.join(disk, "filler"), "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)) == 4096:
+                pass
+        except OSError:
+            pass
 
 
 def unharmed(what: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import counted
 
 import stoker
 from scripts import run
@@ -71,12 +72,6 @@ def jittered(row: Any, rng: np.random.Generator) -> Any:
 
 def plain(length: int = 100) -> stoker.Pipeline[Any]:
     return stoker.from_dataset(Files(length), seed=0).shuffle().map(decoded)
-
-
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
-    found = pipeline.stats().cache
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stores import counted
 
 import stoker
 from command_line import Called, call, python
@@ -26,21 +27,15 @@ def really(*words: str | os.PathLike[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def row_of(name: str) -> str | None:
+def row_of(name: str) -> str:
     """Return the line of the list that begins with a name; others' caches may be there too."""
     code, out, errors = stoker_cache("list")
     assert (code, errors) == (0, "")
-    return next((line for line in out.splitlines() if line.split(" ")[0] == name), None)
+    return next((line for line in out.splitlines() if line.split(" ")[0] == name), "")
 
 
 def chain(count: int = 10) -> stoker.Pipeline:
     return stoker.from_arrays(np.zeros((count, 100)))
-
-
-def folder_of(pipeline: stoker.Pipeline) -> str:
-    found = pipeline.stats().cache
-    assert found is not None
-    return found.folder
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ def temporary() -> Iterator[str]:
     """A store in memory, in use until the test has ended."""
     pipeline = chain().cache("2MiB").workers(0)
     list(pipeline)
-    folder = folder_of(pipeline)
+    folder = counted(pipeline).folder
     yield folder
     del pipeline
     assert not os.path.exists(folder)
@@ -71,39 +66,36 @@ def test_without_caches_the_list_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stoker_cache("list") == (0, none, "")
 
 
-def test_a_kept_cache_is_listed(kept: str) -> None:
-    row = row_of(kept)
-    assert row is not None
-    for part in ("from_arrays", " 10 ", "2.0 MiB", "examples enter", "none", "until removed"):
-        assert part in row
+def test_caches_are_listed(kept: str, temporary: str, tmp_path: Path) -> None:
+    """With whether they are in use, and whether they are full."""
+    of_both = ("from_arrays", " 10 ", "2.0 MiB")
+    for part in (*of_both, "examples enter", "none", "until removed"):
+        assert part in row_of(kept)
     pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
     with iter(pipeline) as rows:
         next(rows)
-        row = row_of(kept)
-        assert row is not None
-        assert " yes " in row
-
-
-def test_a_temporary_cache_is_listed_while_it_is_there(temporary: str) -> None:
-    row = row_of(os.path.basename(temporary))
-    assert row is not None
-    for part in ("from_arrays", " 10 ", "2.0 MiB", "yes", "while used"):
-        assert part in row
+        assert " yes " in row_of(kept)
+    for part in (*of_both, "yes", "while used"):
+        assert part in row_of(os.path.basename(temporary))
     assert os.path.isdir(temporary)
+    large = stoker.from_arrays(np.zeros((40, 10_000)))
+    large = large.cache("1MiB", path=tmp_path / "full", version="1").workers(0)
+    list(large)
+    assert " full " in row_of(str(tmp_path / "full"))
 
 
 def test_a_temporary_cache_on_a_disk_is_listed_by_its_path(tmp_path: Path) -> None:
     pipeline = chain().cache("2MiB", path=tmp_path / "store", keep=False).workers(0)
     list(pipeline)
-    assert row_of(str(tmp_path / "store")) is not None
+    assert row_of(str(tmp_path / "store"))
     del pipeline
-    assert row_of(str(tmp_path / "store")) is None
+    assert not row_of(str(tmp_path / "store"))
     assert os.listdir(Path(os.environ["XDG_STATE_HOME"], "stoker", "caches")) == []
 
 
 def test_what_was_removed_by_other_means_is_no_longer_listed(kept: str, tmp_path: Path) -> None:
     os.rename(kept, tmp_path / "elsewhere")
-    assert row_of(kept) is None
+    assert not row_of(kept)
     assert os.listdir(Path(os.environ["XDG_STATE_HOME"], "stoker", "caches")) == []
 
 
@@ -124,15 +116,6 @@ def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> No
     assert not store.exists()
 
 
-def test_the_list_tells_that_one_is_full(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    pipeline = stoker.from_arrays(np.zeros((40, 10_000))).cache("1MiB", path=store, version="1")
-    list(pipeline.workers(0))
-    row = row_of(store)
-    assert row is not None
-    assert " full " in row
-
-
 def test_what_is_no_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
@@ -149,7 +132,7 @@ def test_a_cache_is_removed(kept: str, tmp_path: Path) -> None:
     assert (code, out, errors) == (0, f"removed {kept}\n", "")
     assert not os.path.exists(kept)
     assert os.listdir(tmp_path) == []
-    assert row_of(kept) is None
+    assert not row_of(kept)
     code, _, errors = really("remove", kept)
     assert code == 1
     assert "Traceback" not in errors
@@ -159,7 +142,7 @@ def test_a_cache_that_is_not_in_the_list_is_removed_by_its_folder(
     kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-    assert row_of(kept) is None
+    assert not row_of(kept)
     monkeypatch.chdir(tmp_path)
     code, out, errors = stoker_cache("remove", "store")
     assert (code, out, errors) == (0, f"removed {kept}\n", "")
@@ -179,9 +162,7 @@ def test_a_cache_in_use_is_not_removed(kept: str, temporary: str) -> None:
         )
         assert os.path.isdir(folder)
     list(pipeline)
-    found = pipeline.stats().cache
-    assert found is not None
-    assert found.hits == 10
+    assert counted(pipeline).hits == 10
 
 
 def test_a_cache_that_a_process_holds_is_removed_once_it_ended(tmp_path: Path) -> None:

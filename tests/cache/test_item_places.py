@@ -1,9 +1,10 @@
-"""Items that a process has read before: found again by number, and each still the caller's own."""
+"""Items are found again by number, and each that is read is the caller's own."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import counted, ended, forked
 
 import stoker
 from patience import wait_until
 from stoker.analysis.probe.residency import drop, resident_pages
 from stoker.basics import pytree
+from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.example_cache import ExampleCache
 from strategies import few
 
@@ -56,6 +59,25 @@ def overwrite(value: Any) -> None:
     elif isinstance(value, (dict, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
             overwrite(each)
+
+
+def cache_of(identity: str) -> ExampleCache:
+    return ExampleCache(
+        "1MiB", path=None, keep=False, identity=identity, describes="a test", examples=COUNT
+    )
+
+
+@few(20)
+@given(st.lists(st.lists(st.integers(0, COUNT - 1), max_size=9), max_size=5))
+def test_keys_of_numbers_are_those_of_their_fingerprints(asked: list[list[int]]) -> None:
+    cache = cache_of("one")
+    for numbers in asked:
+        expected = [cache.key(Fingerprint(number), number) for number in numbers]
+        assert cache.keys_of(np.array(numbers, np.int64)) == expected
+        cache = pickle.loads(pickle.dumps(cache))  # as it reaches worker processes
+        assert cache.keys_of(np.array(numbers, np.int64)) == expected
+    every = np.arange(COUNT, dtype=np.int64)
+    assert not {*cache.keys_of(every)} & {*cache_of("two").keys_of(every)}
 
 
 class Kinds:
@@ -147,9 +169,7 @@ def test_a_pipeline_leaves_out_what_a_filter_left_out(in_memory: bool, tmp_path:
         assert found == [number for number in range(COUNT) if number % 3]
         for batch in batches:
             batch[:] = 77
-    stats = pipeline.stats().cache
-    assert stats is not None
-    assert stats.hits > 0  # how many depends on the thread that writes
+    assert counted(pipeline).hits > 0  # how many depends on the thread that writes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -159,18 +179,14 @@ def test_a_child_reads_on() -> None:
     for _ in range(2):
         cached.__getitems__(numbers)
         cached._cache.flush()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            for _ in range(2):
-                each = cached.__getitems__(numbers)
-                alike = all(pytree.equal(each[n], value_of(n)) for n in numbers)
-                if alike and pytree.equal(cached[0], value_of(0)):
-                    code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def reads_on() -> None:
+        for _ in range(2):
+            each = cached.__getitems__(numbers)
+            assert all(pytree.equal(each[n], value_of(n)) for n in numbers)
+            assert pytree.equal(cached[0], value_of(0))
+
+    assert ended([forked(reads_on)]) == [0]
     assert all(pytree.equal(cached[n], value_of(n)) for n in numbers)
 
 

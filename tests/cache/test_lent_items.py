@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from stores import counted
 
 import stoker
 from stoker.basics.buffers import reads_only
@@ -65,9 +66,7 @@ def test_batches_are_copies(kind: str, workers: int, in_memory: bool, tmp_path: 
             seen += rows[:, 0].tolist()
             rows[:] = -1  # is the consumer's own
         assert sorted(seen) == list(range(COUNT))
-    found = pipeline.stats().cache
-    assert found is not None
-    assert found.hits > 0  # how many depends on the thread that writes
+    assert counted(pipeline).hits > 0  # how many depends on the thread that writes
 
 
 def test_a_function_of_the_user_gets_its_own() -> None:

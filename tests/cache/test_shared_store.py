@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import counted
 
 import stoker
 from scripts import Watch, run, script
@@ -31,12 +32,6 @@ class Sized:
 
     def __getitem__(self, index: int) -> Any:
         return np.full(self.sizes[index], (self.name * 31 + index) % 251, np.uint8)
-
-
-def counted(pipeline: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
-    found = pipeline.stats().cache
-    assert found is not None
-    return found
 
 
 def check_sum(each: list[stoker.types.CacheStats]) -> None:

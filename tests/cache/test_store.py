@@ -30,6 +30,7 @@ from stores import (
     PRELUDE,
     USER,
     content,
+    fill,
     found,
     item,
     joined,
@@ -37,12 +38,12 @@ from stores import (
     keys_in,
     opened,
     patiently,
-    unharmed,
     wrong,
 )
 
 import stoker
-from scripts import Watch, run, script
+from patience import wait_until
+from scripts import Script, Watch, run, script
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.counters import (
     DATA_NS,
@@ -55,7 +56,7 @@ from stoker.cache.counters import (
     read_head,
 )
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import DATA, MISSING, Store, StoreLocked, changed_ns
+from stoker.cache.store import DATA, Store, StoreLocked, changed_ns
 from stoker.cache.writer import QUEUE_BYTES, Writer
 from strategies import FULL, few, one_in
 
@@ -78,6 +79,49 @@ def play(tmp_path: Path, body: str) -> list[Any]:
     here = tmp_path / f"script-{secrets.token_hex(4)}"
     here.mkdir()
     return run(here, PRELUDE + body)
+
+
+@contextlib.contextmanager
+def started(tmp_path: Path, body: str) -> Iterator[Script]:
+    """Run a script beside the test."""
+    here = tmp_path / "script"
+    here.mkdir()
+    with script(here, PRELUDE + textwrap.dedent(body)) as running:
+        yield running
+
+
+def wait_for_status(pid: int, *statuses: str) -> None:
+    wait_until(lambda: psutil.Process(pid).status() in statuses)
+
+
+@contextlib.contextmanager
+def service(tmp_path: Path, *command: str) -> Iterator[Callable[[str], Any]]:
+    """Run a program that is told of folders; return what asks it, and checks that it survived."""
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as running,
+    ):
+        assert running.stdin is not None
+        assert running.stdout is not None
+        to, back = running.stdin, running.stdout
+
+        def ask(folder: str) -> Any:
+            to.write(folder + "\n")
+            to.flush()
+            answer = json.loads(back.readline())
+            assert not isinstance(answer, int), f"the user of the cache ended with {answer}"
+            assert json.loads(back.readline()) == 0
+            return answer
+
+        yield ask
+        to.close()
+        assert running.wait(200) == 0
 
 
 def allocated(folder: str) -> int:
@@ -128,24 +172,6 @@ def test_one_key_twice_at_once_is_one_item(folder: str) -> None:
         assert store.add(twice).items == 0
         assert len(keys_in(store)) == 2
         assert len(found(store, [1, 2])) == 2
-
-
-def test_items_come_in_the_order_asked_for(folder: str) -> None:
-    with opened(folder) as store:
-        store.add([item(n) for n in range(20)])
-        asked = [7, 99, 3, 7, 98, 0]
-        got = store.get_many([key(n) for n in asked], bytes, unharmed)
-        assert got == [content(n) if n < 20 else MISSING for n in asked]
-
-
-def test_a_kept_store_is_found_again_with_what_is_in_it(folder: str) -> None:
-    for start in range(0, 40, 10):
-        with opened(folder) as store:
-            assert len(found(store, range(40))) == start
-            store.add([item(n) for n in range(start, start + 10)])
-    with opened(folder, limit=64 * MIB) as store:  # its own limit is the one it was made with
-        assert store.limit_bytes == LIMIT
-        assert wrong(found(store, range(40))) == []
 
 
 # -- room
@@ -355,31 +381,28 @@ def test_writers_killed_at_any_moment_leave_whole_items(
     assert items[-1] > 0
 
 
+SUDDEN = """
+    class Sudden(list):
+        def __iter__(self):
+            os.kill(os.getpid(), signal.{name})
+            return super().__iter__()
+
+    with opened({folder!r}) as store:
+        store.add([item(1)])
+        store.add([item(2)._replace(record=Sudden(item(2).record))])
+    say("done")
+"""
+
+
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_writer_that_ends_or_stops_within_a_transaction(
     tmp_path: Path, folder: str, name: str
 ) -> None:
     """Whoever stops holds all locks there are. The others read on, and what they offer waits."""
-    body = f"""
-        class Sudden(list):
-            def __iter__(self):
-                os.kill(os.getpid(), signal.{name})
-                return super().__iter__()
-
-        with opened({folder!r}) as store:
-            store.add([item(1)])
-            store.add([item(2)._replace(record=Sudden(item(2).record))])
-        say("done")
-    """
-    here = tmp_path / "script"
-    here.mkdir()
-    with opened(folder) as store, script(here, PRELUDE + textwrap.dedent(body)) as other:
+    body = SUDDEN.format(folder=folder, name=name)
+    with opened(folder) as store, started(tmp_path, body) as other:
         assert found(store, [1]) in ({}, {1: content(1)})  # from now on it is open
-        process = psutil.Process(other.pid)
-        give_up_at = time.monotonic() + 200
-        while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.005)
+        wait_for_status(other.pid, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         assert found(store, [1, 2]) == {1: content(1)}
         if name == "SIGSTOP":
             with pytest.raises(StoreLocked):
@@ -405,16 +428,6 @@ def test_a_writer_that_ends_or_stops_within_a_transaction(
 
 def test_who_comes_while_a_writer_is_stopped_waits_for_nobody(tmp_path: Path, folder: str) -> None:
     """What cannot be looked up just now is missing, and read from the source."""
-    body = f"""
-        class Sudden(list):
-            def __iter__(self):
-                os.kill(os.getpid(), signal.SIGSTOP)
-                return super().__iter__()
-
-        with opened({folder!r}) as store:
-            store.add([item(1)])
-            store.add([item(2)._replace(record=Sudden(item(2).record))])
-    """
     newcomer = f"""
         store = Store({folder!r}, LIMIT)
         there = found(store, [1, 2])
@@ -423,14 +436,8 @@ def test_who_comes_while_a_writer_is_stopped_waits_for_nobody(tmp_path: Path, fo
         except StoreLocked:
             say(json.dumps([2 in there, wrong(there), store.holds([key(2)])]))
     """
-    here = tmp_path / "script"
-    here.mkdir()
-    with script(here, PRELUDE + textwrap.dedent(body)) as other:
-        process = psutil.Process(other.pid)
-        give_up_at = time.monotonic() + 200
-        while process.status() != psutil.STATUS_STOPPED:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.005)
+    with started(tmp_path, SUDDEN.format(folder=folder, name="SIGSTOP")) as other:
+        wait_for_status(other.pid, psutil.STATUS_STOPPED)
         # SIGALRM ends it where it waits.
         assert play(tmp_path, "signal.alarm(150)\n" + textwrap.dedent(newcomer)) == [
             [False, [], [False]]
@@ -487,15 +494,6 @@ def small_disk(tmp_path: Path) -> Iterator[str]:
         subprocess.run(["umount", "-l", str(point)], check=True)
 
 
-def fill(point: str) -> None:
-    with open(os.path.join(point, "filler"), "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)) == 4096:
-                pass
-        except OSError:
-            pass
-
-
 # A file that is mapped and has no room ends its process with a signal: these are scripts.
 
 
@@ -509,12 +507,7 @@ def test_a_disk_that_fills_is_a_warning_and_no_error(tmp_path: Path, temporary: 
             for n in range(20):
                 assert handle.writer.offer(item(n))
             assert handle.writer.flush(30)
-            with open({point + "/filler"!r}, "wb", buffering=0) as file:
-                try:
-                    while file.write(bytes(4096)):
-                        pass
-                except OSError:
-                    pass
+            fill({point!r})
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 for n in range(20, 200):
@@ -671,7 +664,7 @@ for line in sys.stdin:
     pid = os.fork()
     if not pid:
         try:
-            answer = told(json.loads(line))
+            answer = told(line.strip())
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)
@@ -707,22 +700,6 @@ places = st.one_of(
 def test_damage_anywhere_is_mended(tmp_path: Path) -> None:
     """As users meet it: the right data, or a warning that it is made anew."""
     model = str(tmp_path / "model")
-    errors = (tmp_path / "errors").open("w+")
-    service: Any = subprocess.Popen(
-        [sys.executable, "-c", USING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-    )
-
-    def outcome(folder: str) -> str:
-        service.stdin.write(json.dumps(folder) + "\n")
-        service.stdin.flush()
-        answer = json.loads(service.stdout.readline())
-        assert isinstance(answer, str), f"the user of the cache ended with {answer}"
-        assert json.loads(service.stdout.readline()) == 0
-        return answer
 
     @few(1)
     @given(places, st.binary(min_size=1, max_size=40), st.booleans())
@@ -741,14 +718,12 @@ def test_damage_anywhere_is_mended(tmp_path: Path) -> None:
         assert outcome(inside) == "right"
         inventory.remove(inside)
 
-    with errors, service:
+    with service(tmp_path, "-c", USING) as outcome:
         assert outcome(model) == "right"
         if FULL:
             check = example((DATA, 20), b"\xff", True)(check)
             check = example((DATA, 40), b"\xff", True)(check)
         check()
-        service.stdin.close()
-        assert service.wait(200) == 0
 
 
 @pytest.mark.parametrize("at", [16, 20, 40, 4112, 4116])
@@ -958,27 +933,13 @@ def test_whatever_is_overwritten_what_comes_back_is_right(tmp_path: Path) -> Non
         shutil.copytree(model, inside)
         for at, data in places:
             overwrite(inside, min(at, LIMIT - len(data)), data)
-        service.stdin.write(inside + "\n")
-        service.stdin.flush()
-        said = json.loads(service.stdout.readline())
-        assert isinstance(said, dict), f"the reader ended with {said}"
-        assert json.loads(service.stdout.readline()) == 0
+        said = ask(inside)
         assert (said["wrong"], said["wrong after"], said["strange"]) == ([], [], [])
         assert said["lost"] == 0
         inventory.remove(inside)
 
-    errors = (tmp_path / "errors").open("w+")
-    service: Any = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SERVICE, HERE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-    )
-    with errors, service:
+    with service(tmp_path, "-W", "error", "-c", SERVICE, HERE) as ask:
         check()
-        service.stdin.close()
-        assert service.wait(200) == 0
 
 
 # -- folders: who comes, who goes, and what stays
@@ -1060,10 +1021,8 @@ def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory
         sys.stdin.read()
         time.sleep(60)
     """
-    here = tmp_path / "script"
-    here.mkdir()
     try:
-        with script(here, PRELUDE + textwrap.dedent(body)) as other:
+        with started(tmp_path, body) as other:
             assert other.line() == "here"
             assert folder not in inventory.sweep()
             assert folder in inventory.find_stores()
@@ -1080,23 +1039,6 @@ def test_what_killed_users_leave_is_swept(tmp_path: Path, folder: str, in_memory
         assert folder not in inventory.find_stores()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_removing_takes_stores_alone(tmp_path: Path, folder: str) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("mine")
-    with pytest.raises(stoker.CacheError, match="is not a cache"):
-        inventory.remove(str(other))
-    with pytest.raises(stoker.CacheError, match="holds other files"):
-        joined(str(other))
-    assert [e.name for e in os.scandir(other)] == ["thesis.txt"]
-    joined(folder).leave()
-    inventory.remove(folder)
-    assert not os.path.exists(folder)
-    with pytest.raises(stoker.CacheError, match="is not a cache"):
-        inventory.remove(folder)
-    assert [e.name for e in os.scandir(tmp_path)] == ["other"]
 
 
 # -- forks

@@ -70,6 +70,23 @@ def over(
     return pipeline.cache("8MiB", cluster=[k.address for k in servers], **settings)
 
 
+def counted(train: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
+    """Return what a pipeline's cache has counted."""
+    found = train.stats().cache
+    assert found is not None
+    return found
+
+
+def epoch_of(train: stoker.Pipeline[Any]) -> stoker.types.CacheStats:
+    """Go through an epoch; return what its cache has counted. Each example comes once, right."""
+    ids = []
+    for batch in train:
+        ids += batch["id"].tolist()
+        assert (batch["x"] == batch["id"][:, None]).all()
+    assert sorted(ids) == list(range(EXAMPLES))
+    return counted(train)
+
+
 class ServerProcess:
     """``stoker cache serve``, behind the beginning of a command that says on which host."""
 
@@ -202,3 +219,29 @@ class ClientProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+class Nodes:
+    """Cache servers and jobs beside them, ended with the test."""
+
+    def __init__(self, folder: Path, ends: contextlib.ExitStack) -> None:
+        self._folder, self._ends = folder, ends
+        self.token = write_token(folder)
+        self.servers: list[ServerProcess] = []
+
+    def keep(self, address: str = "127.0.0.1:0", **how: Any) -> ServerProcess:
+        folder = self._folder / f"store-{len(self.servers)}"
+        made = ServerProcess(folder, self.token, address=address, **how)
+        self._ends.callback(made.end, signal.SIGKILL)
+        self.servers.append(made)
+        return made
+
+    def client(
+        self, home: int | None, hosts: list[str] | None = None, **told: Any
+    ) -> ClientProcess:
+        """Start a job beside a cache server, or on a host without one."""
+        hosts = hosts or [server.address for server in self.servers]
+        path = self._folder / "nowhere" if home is None else self.servers[home].folder
+        made = ClientProcess(hosts, path, self.token, **told)
+        self._ends.callback(made.end)
+        return made

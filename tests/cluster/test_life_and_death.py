@@ -13,36 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import EXAMPLES, ClientProcess, ServerProcess, write_token
+from nodes import EXAMPLES, ClientProcess, Nodes
 
 from patience import wait_until
 from scripts import reserved_port
-
-
-class Nodes:
-    """Cache servers and clients, ended with the test."""
-
-    def __init__(self, folder: Path, ends: contextlib.ExitStack) -> None:
-        self._folder, self._ends = folder, ends
-        self.token = write_token(folder)
-        self.servers: list[ServerProcess] = []
-
-    def keep(self, address: str = "127.0.0.1:0") -> ServerProcess:
-        folder = self._folder / f"store-{len(self.servers)}"
-        made = ServerProcess(folder, self.token, address=address)
-        self._ends.callback(made.end, signal.SIGKILL)
-        self.servers.append(made)
-        return made
-
-    def client(
-        self, home: int | None, hosts: list[str] | None = None, **told: Any
-    ) -> ClientProcess:
-        """Start a job beside a cache server, or on a host without one."""
-        hosts = hosts or [server.address for server in self.servers]
-        path = self._folder / "nowhere" if home is None else self.servers[home].folder
-        made = ClientProcess(hosts, path, self.token, **told)
-        self._ends.callback(made.end)
-        return made
 
 
 @pytest.fixture

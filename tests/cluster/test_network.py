@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from networks import KINDS, Network, network
-from nodes import EXAMPLES, ClientProcess, ServerProcess, write_token
+from nodes import EXAMPLES, ClientProcess, Nodes
 
 from patience import wait_until
 
@@ -21,39 +20,23 @@ HOSTS = 3
 class Cluster:
     """A cache server on each host of a network, and jobs beside them."""
 
-    def __init__(self, folder: Path, on: Network, ends: contextlib.ExitStack) -> None:
+    def __init__(self, nodes: Nodes, on: Network) -> None:
         self.network = on
-        self._ends = ends
-        self._token = write_token(folder)
-        self._servers = []
+        self._nodes = nodes
         self._hosts = []
         for host in range(HOSTS):
-            server = ServerProcess(
-                folder / f"store-{host}",
-                self._token,
-                address=on.listens(host),
-                command=on.command(host),
-            )
-            ends.callback(server.end, signal.SIGKILL)
-            self._servers.append(server)
+            server = nodes.keep(on.listens(host), command=on.command(host))
             self._hosts.append(on.reached(host, server.address))
 
     def job(self, host: int, deadline_s: float) -> ClientProcess:
-        made = ClientProcess(
-            self._hosts,
-            self._servers[host].folder,
-            self._token,
-            command=self.network.command(host),
-            deadline_s=deadline_s,
-        )
-        self._ends.callback(made.end)
-        return made
+        command = self.network.command(host)
+        return self._nodes.client(host, self._hosts, command=command, deadline_s=deadline_s)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__.lower())
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     with network(request.param, HOSTS) as on, contextlib.ExitStack() as ends:
-        yield Cluster(tmp_path, on, ends)
+        yield Cluster(Nodes(tmp_path, ends), on)
 
 
 def test_a_host_is_cut_off_and_comes_back(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from networks import Namespaces
-from nodes import EXAMPLES, TOKEN, ClientProcess, ServerProcess, write_token
+from nodes import EXAMPLES, TOKEN, Nodes
 
 HEAR = """
 import select, socket, sys
@@ -44,26 +44,12 @@ def overheard(network: Namespaces, path: Path) -> Iterator[None]:
 def test_examples_cannot_be_read_between_hosts(options: tuple[str, ...], tmp_path: Path) -> None:
     if not Namespaces.are_there():
         pytest.skip("may not make networks")
-    token = write_token(tmp_path)
     with contextlib.ExitStack() as ends:
         network = Namespaces(2, ends)
-        server = ServerProcess(
-            tmp_path / "cache server",
-            token,
-            address=network.listens(0),
-            command=network.command(0),
-            options=options,
-        )
-        ends.callback(server.end)
+        nodes = Nodes(tmp_path, ends)
+        nodes.keep(network.listens(0), command=network.command(0), options=options)
         with overheard(network, tmp_path / "heard"):
-            client = ClientProcess(
-                [server.address],
-                tmp_path / "none",
-                token,
-                command=network.command(1),
-                insecure=bool(options),
-            )
-            ends.callback(client.end)
+            client = nodes.client(None, command=network.command(1), insecure=bool(options))
             assert client.epoch()["peer_hits"] == 0
             assert client.epoch()["peer_hits"] == EXAMPLES
     heard = (tmp_path / "heard").read_bytes()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, over, servers
+from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, counted, epoch_of, over, servers
 
 import stoker
 from patience import wait_until
@@ -25,10 +25,9 @@ from stoker.cache.counters import ITEMS
 from stoker.cluster.cache_connection import CacheConnection
 from stoker.cluster.cache_server import CacheServer
 from stoker.cluster.partitioned import PartitionedCache
-from strategies import frozen, one_in, stream
+from strategies import FULL, frozen, one_in, stream
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
-FULL = os.environ.get("STOKER_TEST_PROFILE") == "full"
 
 
 @pytest.fixture
@@ -70,24 +69,10 @@ def test_the_stream_is_the_same_with_and_without(three: list[CacheServer], chain
     plain = CHAINS[chain](shuffled())
     for epoch in range(2):
         assert stream(made) == stream(plain)
-        cache = made.stats().cache
-        assert cache is not None
         if epoch:
-            assert cache.misses == 0
-            assert 0 < cache.peer_hits < cache.hits
-
-
-@pytest.mark.full
-def test_behind_a_map_what_was_made_is_kept(three: list[CacheServer]) -> None:
-    dataset = Numbered()
-    source = stoker.from_dataset(dataset, seed=0).shuffle()
-    train = over(source.map(halved, on="x"), three).batch(7)
-    first = stream(train)
-    reads = dataset.reads
-    second = stream(train)
-    assert dataset.reads == reads
-    assert sorted(map(str, first)) != sorted(map(str, second))  # other batches, of the same
-    assert first == stream(source.map(halved, on="x").batch(7))
+            assert counted(made).misses == 0
+            assert 0 < counted(made).peer_hits < counted(made).hits
+    assert "over several nodes" in str(made)
 
 
 @pytest.mark.full
@@ -175,22 +160,12 @@ def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_print_says_that_it_is_over_nodes(three: list[CacheServer]) -> None:
-    assert "over several nodes" in str(over(shuffled(), three))
-
-
 def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_path: Path) -> None:
     with servers(tmp_path, 2, size="1MiB") as two:
         source = stoker.from_dataset(Numbered(floats=8_000), seed=0).shuffle()
         train = over(source, two).batch(5)
-        caches = []
-        for _ in range(4):
-            for _batch in train:
-                pass
-            caches.append(train.stats().cache)
-        last = caches[-1]
-        assert last is not None
-        assert caches[-2].hits == last.hits  # type: ignore[union-attr]
+        *_, before, last = (epoch_of(train) for _ in range(4))
+        assert before.hits == last.hits
         assert last.admitted == 0
         assert last.misses == EXAMPLES - last.hits
         assert last.hits >= 2 * (1 << 20) * 0.75 / 64_000
@@ -198,10 +173,8 @@ def test_when_not_all_fits_the_rest_is_read_and_nothing_is_brought_in_vain(tmp_p
 
 def test_a_host_without_a_server_keeps_nothing(three: list[CacheServer]) -> None:
     train = over(shuffled(), three, None).batch(7)
-    stream(train)
-    stream(train)
-    cache = train.stats().cache
-    assert cache is not None
+    epoch_of(train)
+    cache = epoch_of(train)
     assert (cache.peer_hits, cache.items, cache.misses) == (EXAMPLES, 0, 0)
 
 
@@ -277,7 +250,6 @@ def test_what_comes_too_late_is_read_from_storage_and_counted(
         late = over(shuffled(), made, None).batch(7)
         assert stream(late) == expected
         is_read.set()
-        cache = late.stats().cache
-        assert cache is not None
+        cache = counted(late)
         assert (cache.hits, cache.misses, cache.peer_timeouts) == (0, EXAMPLES, EXAMPLES)
         assert "60 timed out after 5 s" in str(cache)

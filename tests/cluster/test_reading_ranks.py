@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from nodes import ServerProcess, servers, write_token
+from nodes import Nodes, servers
 
 from scripts import told_by
 
@@ -74,12 +73,10 @@ def test_servers_are_killed_while_ranks_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one that no rank is beside, then that of a rank; each example comes once an epoch."""
-    token = write_token(tmp_path)
-    monkeypatch.setenv("STOKER_TOKEN_FILE", str(token))
     with contextlib.ExitStack() as ends:
-        nodes = [ServerProcess(tmp_path / f"store-{number}", token) for number in range(3)]
-        for node in nodes:
-            ends.callback(node.end, signal.SIGKILL)
+        made = Nodes(tmp_path, ends)
+        monkeypatch.setenv("STOKER_TOKEN_FILE", str(made.token))
+        nodes = [made.keep() for _ in range(3)]
         body = KILLING.format(
             hosts=[node.address for node in nodes],
             folders=[str(node.folder) for node in nodes],

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_recipes import smaller
+from test_recipes import check_pages, smaller
 
 from s3_bucket import serving
 from scripts import TIMEOUT_S
@@ -22,7 +22,6 @@ from token_files import write_megatron
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "language"
-PAGES = ROOT / "docs" / "language"
 MODEL = {"WIDTH": 32, "LAYERS": 1, "SAVE_EVERY": 10}
 SMALL: dict[str, dict[str, Any]] = {
     "pretraining": {"BATCH": 8, "LENGTH": 16, "VOCABULARY": 16, "END": 15},
@@ -134,16 +133,5 @@ def test_it_learns_and_goes_on_with_other_ranks(
     assert later[60] < 0.8 * first[10]
 
 
-@pytest.mark.parametrize("name", [*SMALL, "training"])
-def test_its_page_shows_it(name: str) -> None:
-    script = (SCRIPTS / f"{name}.py").read_text()
-    quote = f"<!-- from: examples/language/{name}.py -->\n```python\n{script}```\n"
-    assert quote in (PAGES / f"{name}.md").read_text()
-
-
-def test_every_recipe_is_tested_and_has_a_page() -> None:
-    names = {*SMALL, "training"}
-    assert names == {script.stem for script in SCRIPTS.glob("*.py")}
-    assert names == {page.stem for page in PAGES.glob("*.md")}
-    index = (ROOT / "docs" / "recipes.md").read_text()
-    assert all(f"(language/{name}.md)" in index for name in names)
+def test_every_recipe_is_tested_and_its_page_shows_it() -> None:
+    check_pages("language", {*SMALL, "training"})

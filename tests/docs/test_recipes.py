@@ -22,7 +22,6 @@ from s3_bucket import serving
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
-PAGES = ROOT / "docs" / "recipes"
 SMALL: dict[str, dict[str, Any]] = {
     "photographs": {"EPOCHS": 2, "BATCH": 8, "SIZE": 32, "LEARNING_RATE": 0.05, "ECHO": 2},
     "tokens": {
@@ -279,22 +278,27 @@ def data_lines(script: Path) -> int:
 
 
 @every_recipe
-def test_its_page_shows_it_and_counts_lines(name: str) -> None:
-    page = (PAGES / f"{name}.md").read_text()
-    script = (RECIPES / f"{name}.py").read_text()
-    assert f"<!-- from: examples/recipes/{name}.py -->\n```python\n{script}```\n" in page
+def test_its_page_counts_lines(name: str) -> None:
+    page = (ROOT / "docs" / "recipes" / f"{name}.md").read_text()
     counted = re.search(r"data takes (\d+) lines here, (\d+) with `DataLoader`", page)
     assert counted is not None
-    beside = RECIPES / "dataloader" / f"{name}.py"
-    assert [int(found) for found in counted.groups()] == [
-        data_lines(RECIPES / f"{name}.py"),
-        data_lines(beside),
-    ]
+    scripts = RECIPES / f"{name}.py", BESIDE[name]
+    assert [int(found) for found in counted.groups()] == [*map(data_lines, scripts)]
 
 
-def test_every_recipe_is_tested_and_has_a_page() -> None:
-    scripts = {script.stem for script in RECIPES.glob("*.py")}
-    assert scripts == set(SMALL) == {page.stem for page in PAGES.glob("*.md")}
-    assert scripts == {script.stem for script in (RECIPES / "dataloader").glob("*.py")}
+def test_every_recipe_is_tested_and_its_page_shows_it() -> None:
+    check_pages("recipes", {*SMALL})
+    assert {*SMALL} == {script.stem for script in (RECIPES / "dataloader").glob("*.py")}
+
+
+def check_pages(folder: str, names: set[str]) -> None:
+    """Assert that each script of a folder of examples, and no other, is shown on its page."""
+    scripts, pages = ROOT / "examples" / folder, ROOT / "docs" / folder
+    assert names == {script.stem for script in scripts.glob("*.py")}
+    assert names == {page.stem for page in pages.glob("*.md")}
     index = (ROOT / "docs" / "recipes.md").read_text()
-    assert all(f"(recipes/{name}.md)" in index for name in scripts)
+    for name in names:
+        assert f"({folder}/{name}.md)" in index
+        script = (scripts / f"{name}.py").read_text()
+        quote = f"<!-- from: examples/{folder}/{name}.py -->\n```python\n{script}```\n"
+        assert quote in (pages / f"{name}.md").read_text(), name

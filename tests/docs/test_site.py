@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import stoker.images
 import stoker.sources
 import stoker.stages
 import stoker.types
+from command_line import python
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
@@ -78,14 +76,8 @@ def _find(name: str) -> object:
 
 @pytest.mark.full
 def test_the_examples_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(ROOT / "docs" / "api" / "examples.py")]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-    )
+    examples = ROOT / "docs" / "api" / "examples.py"
+    done = python("-W", "error", examples, cwd=tmp_path, PYTHONIOENCODING="utf-8")
     assert done.returncode == 0, done.stderr
 
 
@@ -102,13 +94,9 @@ def test_llms_txt_has_each_page_of_the_site() -> None:
 
 @pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning"]
-    done = subprocess.run(
-        [*command, "--keep-going", "--quiet", "-d", tmp_path / "trees", ROOT / "docs", tmp_path],
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        encoding="utf-8",
-    )
+    words = ["--builder", "html", "--fail-on-warning", "--keep-going", "--quiet", "-d"]
+    folders = tmp_path / "trees", ROOT / "docs", tmp_path
+    done = python("-m", "sphinx", *words, *folders, KERAS_BACKEND="torch")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "searchindex.js").stat().st_size > 100_000
     reference = "".join(page.read_text() for page in (tmp_path / "api").glob("*.html"))

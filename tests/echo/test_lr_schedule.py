@@ -106,7 +106,7 @@ def chains_of_known_length(draw: st.DrawFn) -> Any:
         made = made.shard(
             rank=draw(st.integers(0, 2)),
             world_size=3,
-            remainder="uneven" if draw(st.booleans()) else "drop",
+            remainder=draw(st.sampled_from(["drop", "uneven"])),
         )
     factors = st.sampled_from([Fraction(1), Fraction(13, 10), Fraction(2), Fraction(7, 2)])
     pools = st.sampled_from([8, 64])

@@ -1,8 +1,9 @@
-"""The streams of one epoch, built for a test and taken from as a run does."""
+"""The streams of one epoch, and its workers: built for a test, and taken from as a run does."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from stoker.engine.setup import EpochSetup
 from stoker.engine.survivors import FilteredStream
 from stoker.engine.work.step import Failure
 from stoker.engine.workers.make import Workers
+from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.pipeline import Pipeline
 
@@ -103,3 +105,18 @@ def epoch(
         yield built
     finally:
         built.streams.close()
+
+
+@contextlib.contextmanager
+def working(threads: int, depths: int = 1) -> Iterator[WorkerPool]:
+    """Have so many threads take part from the beginning; with 0 the consumer does everything."""
+    tuned = Autotuner()
+    if threads:
+        tuned.settle(threads)
+    pool = WorkerPool(threads, depths, tuned)
+    pool.begin()
+    try:
+        yield pool
+    finally:
+        pool.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("stoker-worker")]

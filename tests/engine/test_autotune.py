@@ -238,10 +238,11 @@ def test_trials_take_little_of_the_time(row_ns: float, slowed: dict[int, float])
     assert 30 * counts[True] < counts[False]
 
 
-def test_threads_that_sleep_all_stay() -> None:
+@pytest.mark.parametrize("slowed", [50.0, 1.1], ids=["they sleep", "none waits for another"])
+def test_threads_that_would_not_be_faster_alone_all_stay(slowed: float) -> None:
     work = Work(4)
     for _ in range(2):
-        work.until_judged(ALIKE, {4: 50.0})  # one alone is not tried
+        work.until_judged({4: 5e6}, {4: slowed})  # one alone is not tried
         assert work.tuner.active == 4
         assert work.tuner.speedup is None
 
@@ -251,13 +252,6 @@ def test_who_does_not_compute_may_wait_for_storage(alone: float, speedup: float 
     work = Work(4)
     work.until_judged(ALIKE, {4: 4.0, 1: alone})
     assert work.tuner.speedup == (speedup and pytest.approx(speedup))
-
-
-def test_threads_that_never_wait_for_each_other_all_stay() -> None:
-    work = Work(4)
-    for _ in range(2):
-        work.until_judged({4: 5e6}, {4: 1.1})  # nor here
-        assert work.tuner.active == 4
 
 
 @pytest.mark.parametrize("slowed", [FREE, HINDERED], ids=["free", "hindered"])

@@ -273,28 +273,6 @@ def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
     assert chain.selection == selection
 
 
-def test_a_stream_is_shuffled_through_its_buffer() -> None:
-    examples = stoker.from_iterable(range(9), seed=0)
-    assert examples.chain.selection.buffer == 1
-    assert examples.shuffle(buffer=7).chain.selection.buffer == 7
-
-
-def test_a_cache_stands_among_the_operations_and_in_the_names() -> None:
-    pipeline = stoker.from_dataset(list(range(9)), seed=0).map(_same)
-    chain = pipeline.cache("2MiB", version="v").filter(_yes).batch(2).chain
-    segment, point, behind = chain.flow.layers
-    assert isinstance(segment, Segment)
-    assert is_sift(point)
-    assert isinstance(behind, Segment)
-    assert segment.cache is chain.flow.cache
-    assert segment.cache is not None
-    stage: Any = chain.stages[1]
-    assert segment.cache.cache is stage.cache
-    assert segment.cache_at == 1
-    assert segment.names == [chain.source.name, *(stage.name for stage in chain.stages[:3])]
-    assert behind.cache is None
-
-
 def test_rows_are_gathered_only_where_nothing_is_done_to_single_examples() -> None:
     arrays = stoker.from_arrays(np.zeros((6, 2)), seed=0)
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loaders import Broken, Loader, value
 
-from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import batch_rows
-from stoker.engine.heads import Prefetcher
-from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
+from stoker.engine.items import EpochCounters
 from stoker.engine.work.step import Failure, WorkAddress
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -27,47 +26,11 @@ from stoker.stages.to import DeviceStream, Mover
 from strategies import few
 
 
-class Broken(Exception):
-    """What the loader of a test raises."""
+class InPairs(Loader):
+    rows = 2
 
 
-class Loader:
-    """Gives batches, and raises where the script has None; goes on behind an error.
-
-    Every batch is in the same array, which is refilled, as loaders may do.
-    """
-
-    def __init__(self, script: list[int | None], rows: int = 2) -> None:
-        self.script = script
-        self.at = 0
-        self.array = np.zeros((rows, 2), np.int64)
-
-    def __iter__(self) -> LoaderIterator:
-        return LoaderIterator(self)
-
-
-class LoaderIterator:
-    """Goes on behind an error; a generator could not."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        loader = self.loader
-        if loader.at >= len(loader.script):
-            raise StopIteration
-        number = loader.script[loader.at]
-        loader.at += 1
-        if number is None:
-            raise Broken(loader.at - 1)
-        loader.array[:] = number
-        return loader.array
-
-
-class Stateful(Loader):
+class Stateful(InPairs):
     """Has a state: how many batches it gave."""
 
     def state_dict(self) -> dict[str, int]:
@@ -77,15 +40,9 @@ class Stateful(Loader):
         self.at = state["given"]
 
 
-def opened(loader: Any, keep: Recycler | None = None, **begin: int) -> LoaderHead:
+def opened(loader: Any, **begin: int) -> LoaderHead:
     """Return the stream of a loader's batches."""
-    return LoaderHead(LoaderSource(loader), EpochCounters(), keep, **begin)
-
-
-def value(item: Item | None) -> Any:
-    """Return what stands in an item."""
-    assert item is not None
-    return item.task.values[item.row]
+    return LoaderHead(LoaderSource(loader), EpochCounters(), None, **begin)
 
 
 scripts = st.lists(st.one_of(st.integers(0, 99), st.none()), max_size=12)
@@ -93,7 +50,7 @@ scripts = st.lists(st.one_of(st.integers(0, 99), st.none()), max_size=12)
 
 @given(script=scripts, looks=st.lists(st.booleans(), min_size=30, max_size=30))
 def test_a_loader_is_taken_as_it_comes(script: list[int | None], looks: list[bool]) -> None:
-    stream = opened(Loader(script))
+    stream = opened(InPairs(script))
     came: list[int | None] = []
     told: list[bool] = []
     pulled = 0
@@ -118,21 +75,6 @@ def test_a_loader_is_taken_as_it_comes(script: list[int | None], looks: list[boo
     assert stream.pull() is None
     assert stream.has_ended()
     assert not stream.has_raised(Broken())
-
-
-def test_a_loader_is_not_asked_by_who_must_not_wait() -> None:
-    loader = Loader([5])
-    stream = opened(loader)
-    with pytest.raises(WouldBlock):
-        stream.pull(may_block=False)
-    assert stream.poll(1) == (0, False)
-    stream.wait_for(1)
-    assert loader.at == 0
-    assert value(stream.peek())[0, 0] == 5
-    assert stream.poll(1) == (1, False)
-    assert value(stream.pull(may_block=False))[0, 0] == 5
-    assert stream.pull() is None
-    assert stream.poll(1) == (0, True)
 
 
 @few(40)
@@ -233,17 +175,6 @@ def test_a_device_is_one_batch_ahead(batches: list[Any]) -> None:
     assert stream.poll(1) == (0, True)
 
 
-def test_to_look_at_a_device_is_not_to_take(batches: list[Any]) -> None:
-    stream = on_cpu(examples(batches[:2]))
-    assert stream.poll(1) == (1, False)  # begins to move the first
-    assert stream.ready_since() == (1, None)
-    peeked = stream.peek()
-    assert stream.pull() is peeked
-    stream.wait_for(1)
-    assert [value(item).tolist() for item in stream.pull_many(9)] == [[1, 1]]
-    assert stream.peek() is None
-
-
 def test_what_cannot_be_moved_fails_in_its_turn(batches: list[Any]) -> None:
     batches[2] = np.arange(4)[::-1]  # torch takes no negative strides
     came = [value(item) for item in on_cpu(examples(batches)).pull_many(9)]
@@ -254,24 +185,8 @@ def test_what_cannot_be_moved_fails_in_its_turn(batches: list[Any]) -> None:
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_what_the_loader_raises_ahead_is_raised_in_its_turn() -> None:
-    pool = WorkerPool(0, 1, Autotuner())
-    source = Prefetcher(opened(Loader([0, None, 2]), Recycler()), 4, Planning(), pool)
-    stream = on_cpu(source)
-    try:
-        source.wait_for(2)  # the batch and the error are there
-        assert value(stream.pull()).tolist() == [[0, 0], [0, 0]]
-        assert stream.poll(1) == (1, False)  # the error counts: who takes it meets it
-        with pytest.raises(Broken):
-            stream.pull()
-        assert value(stream.pull()).tolist() == [[2, 2], [2, 2]]
-        assert stream.pull() is None
-    finally:
-        source.clear()
-
-
 def test_a_loader_behind_a_device_is_asked_only_when_a_batch_is_wanted() -> None:
-    loader = Loader([0, 1, 2])
+    loader = InPairs([0, 1, 2])
     stream = on_cpu(opened(loader))
     assert stream.poll(1) == (0, False)
     assert loader.at == 0

@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import stoker
 from scripts import Watch, run, script
 from strategies import one_in, shortened
-
-SETTINGS = types.ModuleType("settings_of_a_test")
-SETTINGS.scale = 1  # type: ignore[attr-defined]
-
-
-class Configured:
-    """A dataset that holds a module with its settings."""
-
-    def __init__(self) -> None:
-        self.settings = SETTINGS
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return index * self.settings.scale  # type: ignore[attr-defined]
-
-
-def test_forked_processes_are_new_in_each_epoch_and_see_what_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pipeline = stoker.from_dataset(Configured()).batch(8).workers(2, kind="process")
-    for scale in (1, 3, 10):
-        monkeypatch.setattr(SETTINGS, "scale", scale)
-        assert [batch.tolist() for batch in pipeline] == [[scale * i for i in range(8)]]
-        assert multiprocessing.active_children() == []
-
 
 METHODS = pytest.mark.parametrize("method", shortened(["fork", "forkserver"], 1))
 RESTING = """
@@ -55,33 +24,36 @@ RESTING = """
 """
 
 
+def resting(method: str) -> str:
+    return RESTING.replace("METHOD", repr(method))
+
+
 @METHODS
 def test_sigkill_of_the_program_ends_them(tmp_path: Path, method: str) -> None:
-    body = (
-        RESTING.replace("METHOD", repr(method))
-        + """
+    rest = """
         say(json.dumps(pids))
         signal.pause()
     """
-    )
-    with script(tmp_path, body) as running, Watch(json.loads(running.line())) as watch:
+    with (
+        script(tmp_path, resting(method) + rest) as running,
+        Watch(json.loads(running.line())) as watch,
+    ):
         os.kill(running.pid, signal.SIGKILL)
         assert watch.gone()
 
 
 @METHODS
 def test_they_end_with_the_program(tmp_path: Path, method: str) -> None:
-    body = (
-        RESTING.replace("METHOD", repr(method))
-        + """
+    watched = tmp_path / "watched"
+    rest = f"""
         say(json.dumps(pids))
-        while not os.path.exists(WATCHED):
+        while not os.path.exists({str(watched)!r}):
             time.sleep(0.01)
     """
-    )
-    watched = tmp_path / "watched"
-    body = body.replace("WATCHED", repr(str(watched)))
-    with script(tmp_path, body) as running, Watch(json.loads(running.line())) as watch:
+    with (
+        script(tmp_path, resting(method) + rest) as running,
+        Watch(json.loads(running.line())) as watch,
+    ):
         watched.touch()
         assert running.finish() == (0, "", "")
         assert watch.gone()
@@ -89,9 +61,7 @@ def test_they_end_with_the_program(tmp_path: Path, method: str) -> None:
 
 @METHODS
 def test_ctrl_c_between_two_epochs_does_not_end_them(tmp_path: Path, method: str) -> None:
-    body = (
-        RESTING.replace("METHOD", repr(method))
-        + """
+    rest = """
         for _ in range(2):
             try:
                 os.killpg(0, signal.SIGINT)
@@ -102,16 +72,13 @@ def test_ctrl_c_between_two_epochs_does_not_end_them(tmp_path: Path, method: str
         del pipeline
         say(json.dumps(left()["processes"]))
     """
-    )
-    assert run(tmp_path, body) == [[]]
+    assert run(tmp_path, resting(method) + rest) == [[]]
 
 
 @pytest.mark.parametrize("does", one_in(2, ["pass", "del pipeline"]))
 @METHODS
 def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path, method: str, does: str) -> None:
-    body = (
-        RESTING.replace("METHOD", repr(method))
-        + f"""
+    rest = f"""
         faulthandler.cancel_dump_traceback_later()  # its thread is not there in a child
         child = os.fork()
         if not child:
@@ -123,8 +90,7 @@ def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path, method: str, d
         assert pids == [p.pid for p in multiprocessing.active_children()]
         say("0")
     """
-    )
-    assert run(tmp_path, body) == [0]
+    assert run(tmp_path, resting(method) + rest) == [0]
 
 
 STAYING = """

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from epochs import working
 from hypothesis import given
 from hypothesis import strategies as st
+from loaders import LONG_S, Broken, Loader, value
 
 from stoker.engine.heads import Prefetcher
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
@@ -20,81 +21,27 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.stages.loader import LoaderHead, LoaderSource
 from strategies import few
 
-LONG_S = 60.0
-
-
-class Broken(Exception):
-    """What the loader of a test raises."""
-
-
-class Loader:
-    """Gives batches of one row, and raises in between; may have to be let.
-
-    Args:
-        script: what comes: numbers are batches, None is an error.
-        gate: is waited for before each, if there is one.
-
-    Attributes:
-        asked: how often it was asked.
-        closed: set when its iterator is let go of.
-    """
-
-    def __init__(self, script: list[int | None], gate: threading.Semaphore | None = None) -> None:
-        self.script = script
-        self.gate = gate
-        self.asked = 0
-        self.closed = threading.Event()
-
-    def __iter__(self) -> Iterator[Any]:
-        return LoaderIterator(self)
-
-
-class LoaderIterator:
-    """Goes on behind an error, and can be interrupted, as a feed's iterator can."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._interrupted = False
-
-    def __iter__(self) -> LoaderIterator:
-        return self
-
-    def __next__(self) -> Any:
-        loader = self._loader
-        at, loader.asked = loader.asked, loader.asked + 1
-        if loader.gate is not None:
-            assert loader.gate.acquire(timeout=LONG_S)
-        if self._interrupted or at >= len(loader.script):
-            raise StopIteration
-        number = loader.script[at]
-        if number is None:
-            raise Broken(at)
-        return np.array([number])
-
-    def interrupt(self) -> None:
-        self._interrupted = True
-        if self._loader.gate is not None:
-            self._loader.gate.release()
-
-    def __del__(self) -> None:
-        self._loader.closed.set()
-
 
 @contextlib.contextmanager
-def prefetching(loader: Loader, size: int, pool: WorkerPool | None = None) -> Iterator[Prefetcher]:
+def prefetching(
+    loader: Loader,
+    size: int,
+    pool: WorkerPool | None = None,
+    planning: Planning | None = None,
+) -> Iterator[Prefetcher]:
     """Read a loader ahead; planning may block unless the test says otherwise."""
     stream = LoaderHead(LoaderSource(loader), EpochCounters(), None)
     pool = pool or WorkerPool(0, 1, Autotuner())
-    prefetcher = Prefetcher(stream, size, Planning(), pool)
+    prefetcher = Prefetcher(stream, size, planning or Planning(), pool)
     try:
         yield prefetcher
     finally:
         prefetcher.clear()
 
 
-def value(item: Item | None) -> int | None:
-    """Return the number in an item's batch, None where there is no item."""
-    return None if item is None else int(item.task.values[item.row][0])
+def number(item: Item | None) -> int:
+    """Return the number in an item's batch."""
+    return int(value(item)[0, 0])
 
 
 def reading() -> list[threading.Thread]:
@@ -120,7 +67,7 @@ def test_everything_comes_in_order_and_errors_in_their_turn(
                 continue
             if item is None:
                 break
-            came.append(value(item))
+            came.append(number(item))
             assert prefetcher.fresh == sum(number is not None for number in came)
         assert came == script
         assert prefetcher.pull() is None
@@ -134,30 +81,36 @@ def test_many_come_at_a_time_and_fewer_only_at_the_end(counts: list[int], length
     left = list(range(length))
     with prefetching(Loader(list(range(length))), 4) as prefetcher:
         for count in counts:
-            came = [value(item) for item in prefetcher.pull_many(count)]
+            came = [number(item) for item in prefetcher.pull_many(count)]
             assert came == left[:count]
             del left[:count]
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_so_many_wait_and_no_more(size: int) -> None:
-    leads: list[int] = []
+class Counting(Loader):
+    """Notes, whenever it makes a batch, how many were made before and not taken."""
+
     taken = 0
 
-    class Counting(Loader):
-        def __iter__(self) -> Iterator[Any]:
-            for number in range(40):
-                leads.append(number - taken)  # already read and not taken
-                yield np.array([number])
+    def __init__(self, script: list[int | None]) -> None:
+        super().__init__(script)
+        self.leads: list[int] = []
 
-    with prefetching(Counting([]), size) as prefetcher:
-        for _ in range(40 - size):
+    def batch(self, number: int) -> Any:
+        self.leads.append(number - self.taken)
+        return super().batch(number)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_so_many_wait_and_no_more(size: int) -> None:
+    loader = Counting(list(range(40)))
+    with prefetching(loader, size) as prefetcher:
+        for each in range(40 - size):
             prefetcher.wait_for(size)
             assert prefetcher.is_full
             assert prefetcher.poll(size + 1) == (size, False)
-            taken += 1  # before: a slot may be filled again at once
-            assert value(prefetcher.pull()) == taken - 1
-    assert max(leads) < size
+            loader.taken += 1  # before: a slot may be filled again at once
+            assert number(prefetcher.pull()) == each
+    assert max(loader.leads) < size
 
 
 @few(25)
@@ -166,42 +119,28 @@ def test_more_than_the_queue_holds_may_be_asked_for(size: int, length: int, coun
     with prefetching(Loader(list(range(length))), size) as prefetcher:
         prefetcher.wait_for(count)
         assert prefetcher.poll(count)[0] == min(count, length)
-        came = [value(item) for item in prefetcher.pull_many(count)]
+        came = [number(item) for item in prefetcher.pull_many(count)]
         assert came == list(range(min(count, length)))
-        rest = [value(item) for item in prefetcher.pull_many(length + 1)]
+        rest = [number(item) for item in prefetcher.pull_many(length + 1)]
         assert came + rest == list(range(length))
 
 
 def test_who_asked_for_more_than_the_queue_holds_has_room_until_it_is_taken() -> None:
-    leads: list[int] = []
-    taken = 0
-
-    class Counting(Loader):
-        def __iter__(self) -> Iterator[Any]:
-            for number in range(40):
-                leads.append(number - taken)
-                yield np.array([number])
-
-    with prefetching(Counting([]), 2) as prefetcher:
+    loader = Counting(list(range(40)))
+    with prefetching(loader, 2) as prefetcher:
         prefetcher.wait_for(9)
         for _ in range(30):
-            taken += 1
+            loader.taken += 1
             prefetcher.pull()
-            if taken == 10:
+            if loader.taken == 10:
                 prefetcher.wait_for(2)
-                leads.clear()
-    assert max(leads) < 2
+                loader.leads.clear()
+    assert max(loader.leads) < 2
 
 
 def test_who_must_not_wait_for_more_than_the_queue_holds_is_called_when_it_is_there() -> None:
-    tuned = Autotuner()
-    tuned.settle(1)
-    pool = WorkerPool(1, 1, tuned)
     planning = Planning()
     planning.may_block = False
-    prefetcher = Prefetcher(
-        LoaderHead(LoaderSource(Loader(list(range(9)))), EpochCounters(), None), 2, planning, pool
-    )
     there = threading.Event()
 
     def planned() -> bool:
@@ -210,14 +149,11 @@ def test_who_must_not_wait_for_more_than_the_queue_holds_is_called_when_it_is_th
             there.set()
         return False
 
-    pool.plan_with(planned)
-    pool.begin()
-    try:
+    loader = Loader(list(range(9)))
+    with working(1) as pool, prefetching(loader, 2, pool, planning) as prefetcher:
+        pool.plan_with(planned)
         pool.plan()
         assert there.wait(LONG_S)
-    finally:
-        pool.close()
-        prefetcher.clear()
 
 
 def test_who_plans_is_called_for_what_fills_the_queue() -> None:
@@ -231,68 +167,6 @@ def test_who_plans_is_called_for_what_fills_the_queue() -> None:
         prefetcher.poll(1)
         assert called.wait(LONG_S)
         assert prefetcher.is_full
-
-
-def test_an_error_stands_in_the_queue_and_is_not_read_past() -> None:
-    loader = Loader([0, None, 2, None])
-    with prefetching(loader, 4) as prefetcher:
-        prefetcher.wait_for(3)  # returns for the error: who takes them meets it
-        assert prefetcher.poll(3) == (2, False)
-        assert loader.asked == 2
-        assert value(prefetcher.pull()) == 0
-        with pytest.raises(Broken):
-            prefetcher.pull()
-        assert value(prefetcher.pull()) == 2
-        with pytest.raises(Broken):
-            prefetcher.peek()
-        assert prefetcher.peek() is None
-
-
-def test_to_look_is_not_to_take() -> None:
-    with prefetching(Loader([7, 8]), 5) as prefetcher:
-        assert value(prefetcher.peek()) == value(prefetcher.peek()) == 7
-        assert prefetcher.fresh == 0
-        assert [value(item) for item in prefetcher.pull_many(5)] == [7, 8]
-        assert prefetcher.peek() is None
-
-
-def test_who_must_not_wait_does_not() -> None:
-    gate = threading.Semaphore(0)
-    pool = WorkerPool(0, 1, Autotuner())
-    planning = Planning()
-    stream = LoaderHead(LoaderSource(Loader([3], gate)), EpochCounters(), None)
-    prefetcher = Prefetcher(stream, 2, planning, pool)
-    try:
-        assert prefetcher.poll(1) == (0, False)
-        with pytest.raises(WouldBlock) as blocked:
-            prefetcher.pull(may_block=False)
-        assert blocked.value.task is None
-        planning.may_block = False
-        with pytest.raises(WouldBlock):
-            prefetcher.wait_for(1)
-        assert prefetcher.fresh == 0
-
-        gate.release()
-        planning.may_block = True
-        prefetcher.wait_for(1)
-        planning.may_block = False
-        prefetcher.wait_for(1)
-        assert value(prefetcher.pull(may_block=False)) == 3
-
-        gate.release()
-        planning.may_block = True
-        prefetcher.wait_for(1)  # the end
-        assert prefetcher.pull(may_block=False) is None
-    finally:
-        prefetcher.clear()
-
-
-def test_an_error_is_raised_to_who_must_not_wait_too() -> None:
-    with prefetching(Loader([None, 1]), 2) as prefetcher:
-        prefetcher.wait_for(1)
-        with pytest.raises(Broken):
-            prefetcher.pull(may_block=False)
-        assert value(prefetcher.pull()) == 1
 
 
 def test_it_tells_since_when_there_is_no_room() -> None:
@@ -311,36 +185,19 @@ def test_it_tells_since_when_there_is_no_room() -> None:
 
 
 def test_who_plans_is_called_when_something_came() -> None:
-    tuned = Autotuner()
-    tuned.settle(1)
-    pool = WorkerPool(1, 1, tuned)
     called = threading.Event()
 
     def planned() -> bool:
         called.set()
         return False
 
-    pool.plan_with(planned)
-    pool.begin()
     gate = threading.Semaphore(0)
-    try:
-        with prefetching(Loader([1], gate), 2, pool) as prefetcher:
-            prefetcher.poll(1)
-            assert not called.is_set()
-            gate.release()
-            assert called.wait(LONG_S)
-    finally:
-        pool.close()
-
-
-def test_clear_ends_a_thread_that_waits_for_room() -> None:
-    loader = Loader(list(range(9)))
-    with prefetching(loader, 2) as prefetcher:
-        prefetcher.wait_for(2)
-        assert len(reading()) == 1
-    assert not reading()
-    assert loader.closed.is_set()
-    assert prefetcher.pull() is None
+    with working(1) as pool, prefetching(Loader([1], gate), 2, pool) as prefetcher:
+        pool.plan_with(planned)
+        prefetcher.poll(1)
+        assert not called.is_set()
+        gate.release()
+        assert called.wait(LONG_S)
 
 
 def test_clear_ends_a_thread_that_waits_for_the_loader() -> None:
@@ -382,6 +239,6 @@ def test_what_was_never_begun_is_let_go_of_without_a_thread() -> None:
     with prefetching(loader, 2) as prefetcher:
         assert not reading()
     assert loader.closed.is_set()
-    assert loader.asked == 0
+    assert loader.at == 0
     assert prefetcher.poll(1) == (0, False)
     assert not reading()

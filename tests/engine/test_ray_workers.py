@@ -131,6 +131,24 @@ def all_there(pipeline: Any, count: int) -> None:
     wait_until(lambda: len(list(pipeline)) and len(fleet(pipeline)) == count)
 
 
+def of_actors(chain: Callable[[], Any], count: int = 2, **options: Any) -> Any:
+    """A pipeline whose actors have come up, before its first epoch."""
+    pipeline = chain().workers(count, kind="ray", **options)
+    all_there(pipeline, count)
+    pipeline.set_epoch(0)
+    return pipeline
+
+
+def disturbed(pipeline: Any, event: Callable[[], object]) -> list[Any]:
+    """What an epoch is made of, in whose midst something happens."""
+    found = []
+    for number, example in enumerate(pipeline):
+        if number == 20:
+            event()
+        found += seen([example])
+    return found
+
+
 def alone(chain: Callable[[], Any], epochs: int = 1) -> list[Any]:
     """What a chain hands out without actors."""
     pipeline = chain().workers(1)
@@ -179,18 +197,14 @@ def test_orders_of_all_kinds_are_the_same_with_actors(cluster: Any, names: str) 
 def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluster: Any) -> None:
     chain = CHAINS["no batches"]
     first, second, third = alone(chain, 3)
-    pipeline = chain().workers(2, kind="ray")
-    all_there(pipeline, 2)
-    pipeline.set_epoch(0)
+    pipeline = of_actors(chain)
 
     def killing(count: int) -> list[Any]:
-        found = []
-        for number, example in enumerate(pipeline):
-            if number == 20:
-                for process in fleet(pipeline)[:count]:
-                    process.kill()
-            found += seen([example])
-        return found
+        def kill() -> None:
+            for process in fleet(pipeline)[:count]:
+                process.kill()
+
+        return disturbed(pipeline, kill)
 
     with pytest.warns(UserWarning, match=r"actor \w+ \(process \d+ on node .* was lost: .*another"):
         assert killing(1) == first
@@ -204,21 +218,10 @@ def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluste
 def test_a_frozen_actor_is_done_without(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_kind, "SILENCE_S", 3.0)
     chain = CHAINS["no batches"]
-    pipeline = chain().workers(2, kind="ray")
-    all_there(pipeline, 2)
-    pipeline.set_epoch(0)
+    pipeline = of_actors(chain)
     frozen = fleet(pipeline)[0]
-
-    def freezing() -> list[Any]:
-        found = []
-        for number, example in enumerate(pipeline):
-            if number == 20:
-                frozen.suspend()
-            found += seen([example])
-        return found
-
     with pytest.warns(UserWarning, match="was lost: .*has sent nothing for 3 s"):
-        assert freezing() == alone(chain)[0]
+        assert disturbed(pipeline, frozen.suspend) == alone(chain)[0]
     with contextlib.suppress(psutil.NoSuchProcess):
         frozen.resume()
 
@@ -242,21 +245,14 @@ def test_an_actor_that_takes_long_is_waited_for(
 def test_actors_end_with_their_node(cluster: Any) -> None:
     chain = CHAINS["no batches"]
     node = cluster.add_node(num_cpus=2, resources={"third": 2}, object_store_memory=80e6)
-    pipeline = chain().workers(2, kind="ray", ray_options={"resources": {"third": 1}})
-    all_there(pipeline, 2)
-    pipeline.set_epoch(0)
+    pipeline = of_actors(chain, ray_options={"resources": {"third": 1}})
     there = fleet(pipeline)
 
-    def removing() -> list[Any]:
-        found = []
-        for number, example in enumerate(pipeline):
-            if number == 20:
-                cluster.remove_node(node, allow_graceful=False)
-            found += seen([example])
-        return found
+    def remove() -> None:
+        cluster.remove_node(node, allow_graceful=False)
 
     with pytest.warns(UserWarning, match="was lost"):
-        assert removing() == alone(chain)[0]
+        assert disturbed(pipeline, remove) == alone(chain)[0]
     wait_until(lambda: not any(process.is_running() for process in there))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from epochs import working
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,21 +83,6 @@ class Gate:
         self._open.set()
 
 
-@contextlib.contextmanager
-def working(threads: int, depths: int = 1) -> Iterator[WorkerPool]:
-    """Have so many threads take part from the beginning; with 0 the consumer does everything."""
-    tuned = Autotuner()
-    if threads:
-        tuned.settle(threads)
-    pool = WorkerPool(threads, depths, tuned)
-    pool.begin()
-    try:
-        yield pool
-    finally:
-        pool.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("stoker-worker")]
-
-
 costs = st.builds(
     lambda rows, kind: (rows, kind), st.integers(1, 9), st.sampled_from(["new", "whole", "light"])
 )
@@ -149,14 +135,29 @@ def test_a_task_waits_for_what_it_needs(
 
 
 def test_without_threads_it_is_done_where_it_is_handed_in() -> None:
+    """And nobody plans ahead."""
+
+    def fail(number: int) -> None:
+        raise MemoryError
+
+    def plan() -> bool:
+        planned.append(1)
+        return False
+
+    planned: list[int] = []
     runner = Runner(cost=CostEstimate(2))
     with working(0) as pool:
         assert pool.inline
         assert pool.workers == 0
+        pool.plan_with(plan)
+        pool.plan()
         task = runner.task(0, 5)
         pool.submit(task)
         assert task.done
+        with pytest.raises(MemoryError):
+            pool.submit(Runner(each=fail).task(0))
     assert runner.by == {threading.current_thread().name}
+    assert not planned
 
 
 def test_threads_do_it_and_are_known_as_workers() -> None:
@@ -253,14 +254,6 @@ def test_what_breaks_a_worker_is_raised_to_who_waits(threads: int) -> None:
     assert runner.completed == []
 
 
-def test_without_threads_what_breaks_is_raised_where_it_is_handed_in() -> None:
-    def fail(number: int) -> None:
-        raise MemoryError
-
-    with working(0) as pool, pytest.raises(MemoryError):
-        pool.submit(Runner(each=fail).task(0))
-
-
 def test_close_ends_what_is_under_way_and_begins_nothing() -> None:
     gate = Gate()
     runner = Runner(each=gate)
@@ -299,18 +292,14 @@ def test_close_ends_what_is_under_way_and_begins_nothing() -> None:
 
 def test_a_worker_may_close_its_own_pool() -> None:
     closed = threading.Event()
-    tuned = Autotuner()
-    tuned.settle(1)
-    pool = WorkerPool(1, 1, tuned)
 
     def close(number: int) -> None:
         pool.close()
         closed.set()
 
-    pool.begin()
-    pool.submit(Runner(each=close).task(0))
-    assert closed.wait(LONG_S)
-    pool.close()
+    with working(1) as pool:
+        pool.submit(Runner(each=close).task(0))
+        assert closed.wait(LONG_S)
 
 
 def test_a_worker_plans_for_as_long_as_more_is_due() -> None:
@@ -331,20 +320,6 @@ def test_a_worker_plans_for_as_long_as_more_is_due() -> None:
         assert over.wait(LONG_S)
     assert planners == {True}
     assert not left
-
-
-def test_without_threads_nobody_plans_ahead() -> None:
-    planned: list[int] = []
-
-    def plan() -> bool:
-        planned.append(1)
-        return False
-
-    with working(0) as pool:
-        pool.plan_with(plan)
-        pool.plan()
-        pool.submit(Runner().task(0))
-    assert not planned
 
 
 def test_work_has_its_turn_between_two_plans() -> None:
@@ -447,26 +422,6 @@ def test_costly_work_brings_in_threads_and_the_next_epoch_begins_with_them() -> 
     assert WorkerPool(3, 1, tuned).active == 3
     assert WorkerPool(2, 1, tuned).active == 2  # never more than there may be
     assert WorkerPool(0, 1, tuned).inline
-
-
-def test_cheap_work_stays_with_the_consumer() -> None:
-    tuned = Autotuner()
-    cost = tuned.cost(0, 4)
-    for _ in range(2):  # a row of 1 ns: it is cheap on any machine
-        cost.note(COSTLY_NS, COSTLY_NS)
-    runner = Runner(cost=cost)
-    pool = WorkerPool(3, 1, tuned)
-    pool.begin()
-    try:
-        for number in range(30):  # each may grow its measured cost by a fifth
-            task = runner.task(number, 4)
-            pool.submit(task)
-            assert task.done
-        assert pool.inline
-    finally:
-        pool.close()
-    assert tuned.active == 0
-    assert runner.by == {threading.current_thread().name}
 
 
 @given(

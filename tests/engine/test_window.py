@@ -106,7 +106,6 @@ def test_workers_are_no_further_ahead_than_was_said(
 @pytest.mark.parametrize(
     ("ahead", "error", "says"),
     [
-        (0, ValueError, "at least one batch ahead, not 0"),
         (1.5, TypeError, "a number of batches, or a size"),
         (True, TypeError, "a number of batches, or a size"),
         ("much", ValueError, "'much' is not a size"),

@@ -84,28 +84,6 @@ def test_what_cannot_be_read_is_a_failure_in_its_place(
         assert (value.part, value.account) == (work.segment.at, 0)
 
 
-def test_a_failed_map_names_the_example_and_later_stages_leave_it_alone() -> None:
-    seen: list[int] = []
-
-    def note(x: int) -> int:
-        seen.append(x)
-        return x
-
-    pipeline = stoker.from_dataset(list(range(20)), seed=3).shuffle()
-    pipeline = pipeline.map(fail_on_three, max_errors=5).map(note)
-    work = work_of(pipeline)
-    chain = pipeline.chain
-    order = chain.selection.rank_order(20, chain.seed, 0)
-    values: list[Any] = [1, 3, 2]
-    work.apply(values, [7, 8, 9], None, spent(work))
-    assert [values[0], values[2]] == [101, 102] == seen
-    error = error_of(values[1])
-    assert error.stage == "map(fail_on_three)"
-    assert error.index == order.span(8, 9)[0]  # its address, not its value
-    assert (values[1].part, values[1].account) == (0, chain.flow.steps[0].account)
-    assert values[1].account > 0
-
-
 numbers = st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True)
 
 

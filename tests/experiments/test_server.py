@@ -41,12 +41,9 @@ class Client:
     def __exit__(self, *args: object) -> None:
         self._connection.close()
 
-    def ask(self, path: str, method: str = "GET") -> http.client.HTTPResponse:
-        self._connection.request(method, path)
-        return self._connection.getresponse()
-
     def get(self, path: str) -> tuple[int, bytes]:
-        answer = self.ask(path)
+        self._connection.request("GET", path)
+        answer = self._connection.getresponse()
         return answer.status, answer.read()
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from test_hostile import mutated
 
 from descriptors import open_descriptors
 from encodable import Pair, Record, nested, shown
@@ -70,11 +71,6 @@ def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
     assert shown(decode(memoryview(b"".join(encode(value))))) == shown(value)
 
 
-def test_what_cannot_be_said_is_refused_with_its_place() -> None:
-    with pytest.raises(TypeError, match=r"\(at field\.1\)"):
-        encode_views({"field": [0, object()]})
-
-
 def test_a_class_that_nobody_has_imported() -> None:
     """A named tuple is made up; a dataclass cannot be."""
     made, none = (
@@ -95,25 +91,6 @@ SAID_BY_FEEDERS: list[Message] = [
     WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"),
 ]  # fmt: skip
 VALUE = [Pair(np.arange(300), "x" * 20), {"a": (torch.arange(9.0), b"b" * 1500, -1)}]
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """Return data that something was done to, a few times."""
-    for _ in range(draw.choice([1, 1, 2, 4])):
-        at = draw.randrange(len(data) + 1)
-        what = draw.randrange(8)
-        if what == 0:
-            data = data[:at]
-        elif what == 1:
-            data = data[:at] + draw.randbytes(draw.randint(1, 9)) + data[at:]
-        elif what == 2:  # a length
-            data = data[:at] + draw.choice(b"\xdb\xdd\xdf\xc6").to_bytes() + draw.randbytes(4)
-        elif what == 3:  # a number
-            number = draw.choice([b"\xcf", b"\xd3"]) + draw.choice([b"\xff", b"\x7f", b"\x80"]) * 8
-            data = data[:at] + number + data[at + 1 :]
-        else:
-            data = data[:at] + draw.randbytes(1) + data[at + 1 :]
-    return data
 
 
 def frame_of(message: Message, contents: Sequence[Any] = ()) -> bytes:

@@ -20,7 +20,6 @@ import failing
 import numpy as np
 import pytest
 import served
-import torch
 from playing import (
     Play,
     check_outputs,
@@ -597,19 +596,6 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
     assert command.returncode == 130, err
     assert "staging area: 8 batches" in out
     assert err.strip() == "stopped"
-
-
-def test_torch_tensors_come_as_tensors(name: str) -> None:
-    def tensors() -> stoker.Pipeline:
-        rows = [torch.arange(5000.0) + number for number in range(6)]
-        return stoker.from_dataset(rows, seed=0).batch(3)
-
-    with feeding(tensors, name):
-        batches = list(stoker.from_feed(name))
-        assert [tuple(batch.shape) for batch in batches] == [(3, 5000), (3, 5000)]
-        assert batches[1][2, 1] == 6
-        batches[0] += 1
-        assert np.asarray(batches[0])[0, 0] == 1
 
 
 def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:

@@ -190,37 +190,32 @@ def test_an_honest_job_goes_on_beside_a_hostile_one(name: str, kind: str) -> Non
         assert feeder.is_alive()
 
 
-HARMFUL = {
-    "no UTF-8": [messages.encode(HELLO).replace(b"a job", b"a \xff\xfe\xfd")],
-    "a long target": [messages.encode(Hello(messages.VERSION, "", "x" * 65_500))],
-    "a seed that cannot be": [
-        messages.encode(["Hello", messages.VERSION, "", "", "", -1, signature_of("batches")])
-    ],
-    "an epoch beyond counting": [
-        messages.encode(Hello(messages.VERSION, "")),
-        messages.encode(["Ask", 1, 2**64 - 1, 19]),
-    ],
-    "an output beyond counting": [
-        messages.encode(Hello(messages.VERSION, "")),
-        messages.encode(["Ask", 1, 0, 2**64 - 1]),
-    ],
-}
-
-
-@pytest.mark.parametrize("what", HARMFUL)
-def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
+def test_messages_that_would_end_a_feeder(name: str) -> None:
+    """Text that is no UTF-8, and too long; a seed that cannot be, and numbers beyond counting."""
+    hello, signature = messages.encode(Hello(messages.VERSION, "")), signature_of("batches")
     with feeding(served.batches, name) as feeder:
-        connection = local_feeds.connect_within(name, WITHIN_S)
-        assert connection is not None
-        with connection:
-            connection.settimeout(WITHIN_S)
-            for packet in HARMFUL[what]:
-                connection.send(packet)
-            with contextlib.suppress(ConnectionResetError):
-                while packet := connection.recv(messages.MAX_PACKET_BYTES):
-                    assert b"ItemMessage" not in packet
-        assert [served.digest(b) for b in stoker.from_feed(name)] == served.expected("batches", 0)
-        assert feeder.is_alive()
+        for packets in (
+            [messages.encode(HELLO).replace(b"a job", b"a \xff\xfe\xfd")],
+            [messages.encode(Hello(messages.VERSION, "", "x" * 65_500))],
+            [messages.encode(["Hello", messages.VERSION, "", "", "", -1, signature])],
+            [hello, messages.encode(["Ask", 1, 2**64 - 1, 19])],
+            [hello, messages.encode(["Ask", 1, 0, 2**64 - 1])],
+        ):
+            connection = local_feeds.connect_within(name, WITHIN_S)
+            assert connection is not None
+            with connection:
+                connection.settimeout(WITHIN_S)
+                for packet in packets:
+                    connection.send(packet)
+                with contextlib.suppress(ConnectionResetError):
+                    while packet := connection.recv(messages.MAX_PACKET_BYTES):
+                        assert b"ItemMessage" not in packet
+            feed = stoker.from_feed(name)
+            found = [served.digest(batch) for batch in feed]
+            place = feed.state_dict()["loader"][0]  # behind the epoch: where the next one begins
+            assert found == served.expected("batches", place["epoch"] - 1)
+            assert feeder.is_alive()
+            del feed
 
 
 def test_a_command_line_that_looks_like_markup_is_shown_as_it_is(name: str) -> None:
@@ -504,17 +499,19 @@ def test_whatever_comes_to_a_job_is_an_output_or_a_feed_error(name: str) -> None
             outputs.close()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"number": -1}, {"number": "1"}, {"number": 20}, {"number": None}, {"epoch": -1},
-     {"epoch": 2**70}, {"epoch": 1.5}, {"signature": 3}, {"seed": "x"}],
-)  # fmt: skip
-def test_a_state_of_a_job_that_cannot_be(name: str, wrong: dict[str, Any]) -> None:
+def test_states_of_a_job_that_cannot_be(name: str) -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        *({"number": number} for number in (-1, "1", 20, None)),
+        *({"epoch": epoch} for epoch in (-1, 2**70, 1.5)),
+        {"signature": 3},
+        {"seed": "x"},
+    )
     with feeding(served.batches, name):
-        feed = stoker.from_feed(name)
-        state = feed.state_dict()
-        state["loader"][0].update({"epoch": 0, "number": 3, **wrong})
-        feed.load_state_dict(state)
-        with pytest.raises(stoker.StateError):
-            iter(feed)
-        assert feeder_of(name) is not None
+        for each in wrong:
+            feed = stoker.from_feed(name)
+            state = feed.state_dict()
+            state["loader"][0].update({"epoch": 0, "number": 3, **each})
+            feed.load_state_dict(state)
+            with pytest.raises(stoker.StateError):
+                iter(feed)
+            assert feeder_of(name) is not None

@@ -56,14 +56,21 @@ class Numbered:
         return {"ids": torch.tensor(index)}
 
 
-def prepared() -> stoker.Pipeline:
-    """What a feeder prepares for one trainer."""
-    return stoker.from_dataset(Numbered(), seed=0).shuffle().batch(BATCH)
-
-
-def prepared_examples() -> stoker.Pipeline:
+def chain() -> stoker.Pipeline[Any]:
     """What a feeder prepares where ranks take their parts of it."""
     return stoker.from_dataset(Numbered(), seed=0).shuffle()
+
+
+def prepared() -> stoker.Pipeline:
+    """What a feeder prepares for one trainer."""
+    return chain().batch(BATCH)
+
+
+def undivided(kind: str) -> stoker.Pipeline[Any]:
+    """Return what each of several ranks would iterate over all of."""
+    if kind == "echo(loader)":
+        return stoker.echo(DataLoader(Numbered(), BATCH), 2)  # type: ignore[arg-type]
+    return prepared()
 
 
 def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
@@ -76,16 +83,14 @@ def make(kind: str, framework: str, use: str, prepare: Any = None) -> Any:
     ranks, scheduled = use == "2 processes", use == "schedule"
     torch.manual_seed(0)
     if kind == "pipeline":
-        chain = stoker.from_dataset(Numbered(), seed=0).shuffle()
-        if ranks:
-            chain = chain.shard()
+        part = chain().shard() if ranks else chain()
         if scheduled:  # an epoch of a length of its own, whatever the factor
-            return chain.echo().batch(BATCH).repeat().steps(10)
-        return chain.batch(BATCH)
+            return part.echo().batch(BATCH).repeat().steps(10)
+        return part.batch(BATCH)
     if kind == "share":
         name = f"cells-{framework.split()[0]}-{use.replace(' ', '-')}-{os.environ['CELLS']}"
         if ranks:
-            feed = stoker.feed(prepared_examples, name=name, jobs=WORLD)
+            feed = stoker.feed(chain, name=name, jobs=WORLD)
             return feed.shard().batch(BATCH)
         feed = stoker.feed(prepared, name=name)
         return feed.repeat().steps(10) if scheduled else feed
@@ -148,8 +153,11 @@ def check_ranks(seen: Seen, times: int, gather: Any = of_torch_ranks) -> None:
     check_epochs([one for each in of_all for one in each], times)
 
 
-def check_schedule(rates: list[float], total: int) -> None:
+def check_schedule(kind: str, rates: list[float], total: int) -> None:
     """Assert that a one-cycle schedule came to its end with the last step."""
+    if kind == "cached":  # a DataLoader: its own length
+        assert total == len(rates) == EPOCHS * 6
+        return
     expected = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     cycle = torch.optim.lr_scheduler.OneCycleLR(expected, 1.0, total_steps=total)
     assert total == 10 * EPOCHS, total

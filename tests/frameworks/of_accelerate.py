@@ -16,11 +16,13 @@ from cells import (
     EXAMPLES,
     Model,
     Numbered,
+    chain,
     check_epochs,
     check_ranks,
     check_schedule,
     make,
     times,
+    undivided,
 )
 from torch.utils.data import DataLoader
 
@@ -120,17 +122,10 @@ def schedule(kind: str) -> None:
                 if len(rates) < total:
                     cycle.step()
                 loop.optimizer.zero_grad()
-    if kind == "cached":
-        assert total == len(rates) == EPOCHS * 6
-    else:
-        check_schedule(rates, total)
+    check_schedule(kind, rates, total)
 
 
 # -- what is not in the matrix
-
-
-def chain() -> stoker.Pipeline[Any]:
-    return stoker.from_dataset(Numbered(), seed=0).shuffle()
 
 
 def accumulate(kind: str) -> None:
@@ -201,10 +196,7 @@ def skips(kind: str) -> None:
 
 def unsharded(kind: str) -> None:
     accelerator = Accelerator(cpu=True)
-    made: Any = chain().batch(8)
-    if kind == "echo(loader)":
-        made = stoker.echo(DataLoader(Numbered(), 8), 2)  # type: ignore[arg-type]
-    for _ in accelerator.prepare(made.as_dataloader()):
+    for _ in accelerator.prepare(undivided(kind).as_dataloader()):
         pass
 
 

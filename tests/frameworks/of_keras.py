@@ -11,18 +11,17 @@ os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "KERAS_HOME": "."
 import jax
 import keras
 import pytest
-import torch
 from cells import (
     EPOCHS,
     EXAMPLES,
     RANK,
     WORLD,
-    Numbered,
     Seen,
     check_epochs,
     check_ranks,
     make,
     times,
+    undivided,
 )
 from of_jax import of_jax_ranks, own_part
 
@@ -139,8 +138,4 @@ def schedule(kind: str) -> None:
 
 def unsharded(kind: str) -> None:
     distributed()
-    made: Any = stoker.from_dataset(Numbered(), seed=0).shuffle().batch(8)
-    if kind == "echo(loader)":
-        loader: Any = torch.utils.data.DataLoader(Numbered(), 8)  # type: ignore[arg-type]
-        made = stoker.echo(loader, 2)
-    trained(PipelineDataset(made))
+    trained(PipelineDataset(undivided(kind)))

@@ -19,11 +19,13 @@ from cells import (
     WORLD,
     Model,
     Numbered,
+    chain,
     check_epochs,
     check_ranks,
     check_schedule,
     make,
     times,
+    undivided,
 )
 
 import stoker
@@ -115,10 +117,7 @@ def two_processes(kind: str) -> None:
 def schedule(kind: str) -> None:
     module = Module(kind, "schedule")
     trainer().fit(module)
-    if kind == "cached":  # a DataLoader: its own length
-        assert module.total == len(module.rates) == EPOCHS * 6
-    else:
-        check_schedule(module.rates, module.total)
+    check_schedule(kind, module.rates, module.total)
 
 
 # -- what is not in the matrix; the kind says which case it is
@@ -132,10 +131,6 @@ def only(train: Any, validate: Any = None, **settings: Any) -> tuple[Module, pl.
         warnings.filterwarnings("error", ".*pipeline.*")
         run.fit(module, train, validate)
     return module, run
-
-
-def chain() -> stoker.Pipeline[Any]:
-    return stoker.from_dataset(Numbered(), seed=0).shuffle()
 
 
 def of_epoch(module: Module, epoch: int) -> list[list[int]]:
@@ -323,9 +318,7 @@ def fresh_clock(kind: str) -> None:
 
 
 def unsharded(kind: str) -> None:
-    made: Any = chain().batch(8)
-    if kind == "echo(loader)":
-        made = stoker.echo(torch.utils.data.DataLoader(Numbered(), 8), 2)  # type: ignore[arg-type]
+    made: Any = undivided(kind)
     trainer(devices=2, strategy="ddp").fit(Module("", ""), made)
 
 

@@ -18,6 +18,7 @@ from cells import (
     Model,
     Numbered,
     Seen,
+    chain,
     check_epochs,
     check_ranks,
     check_schedule,
@@ -86,10 +87,7 @@ class Loop:
         self.after = step
         for epoch in range(EPOCHS):
             self.run(epoch)
-        if kind == "cached":
-            assert total == len(self.rates) == EPOCHS * 6
-        else:
-            check_schedule(self.rates, total)
+        check_schedule(kind, self.rates, total)
 
 
 def loop(kind: str, use: str) -> Loop:
@@ -142,10 +140,6 @@ def two_processes(kind: str) -> None:
 
 
 # -- what is not in the matrix
-
-
-def chain() -> stoker.Pipeline[Any]:
-    return stoker.from_dataset(Numbered(), seed=0).shuffle()
 
 
 def compiled(kind: str) -> None:

@@ -14,8 +14,8 @@ import cells
 import ray
 import ray.train
 import torch
-from cells import Numbered, check_epochs, make
-from of_pytorch import Loop, chain, times
+from cells import check_epochs, make, times, undivided
+from of_pytorch import Loop
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 
@@ -72,10 +72,7 @@ def resume(kind: str) -> None:
 
 
 def unsharded(kind: str) -> None:
-    made: Any = chain().batch(8)
-    if kind == "echo(loader)":
-        made = stoker.echo(torch.utils.data.DataLoader(Numbered(), 8), 2)  # type: ignore[arg-type]
-    Loop(made).run(0)
+    Loop(undivided(kind)).run(0)
 
 
 def work(settings: dict[str, Any]) -> None:

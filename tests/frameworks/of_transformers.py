@@ -18,6 +18,7 @@ from cells import (
     check_schedule,
     make,
     times,
+    undivided,
 )
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -130,8 +131,7 @@ def schedule(kind: str) -> None:
     bounded(run.lr_scheduler)
     run.train()
     assert run.state.max_steps == run.state.global_step == steps
-    if kind != "cached":
-        check_schedule(run.rates, steps)
+    check_schedule(kind, run.rates, steps)
 
 
 def bounded(cycle: Any) -> None:
@@ -218,9 +218,7 @@ def refused(kind: str) -> None:
 
 def unsharded(kind: str) -> None:
     run = trainer("pipeline", "fit")
-    if kind == "echo(loader)":
-        loader: Any = torch.utils.data.DataLoader(Numbered(), 8)  # type: ignore[arg-type]
-        run.made = stoker.echo(loader, 2)
+    run.made = undivided(kind)
     run.train()
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,15 @@ def read_shard(path: Path, data: bytes) -> None:
 
 def test_tar_archives(folder: Path) -> None:
     path = folder / "a.tar"
-
-    def read(data: bytes) -> None:
-        read_shard(path, data)
-
     refusals = (ValueError, stoker.StageError)
-    fuzz("tar", TARS, read, refusals, says=str(path), mutate=mutated_tar)
+    fuzz("tar", TARS, partial(read_shard, path), refusals, says=str(path), mutate=mutated_tar)
 
 
 def test_zip_archives(folder: Path) -> None:
     path = folder / "a.zip"
-
-    def read(data: bytes) -> None:
-        read_shard(path, data)
-
     seeds = [zipped(zipfile.ZIP_STORED), zipped(zipfile.ZIP_DEFLATED)]
-    fuzz("zip", seeds, read, (ValueError, stoker.StageError), says=str(path))
+    refusals = (ValueError, stoker.StageError)
+    fuzz("zip", seeds, partial(read_shard, path), refusals, says=str(path))
 
 
 def test_kept_indexes_of_shards(folder: Path) -> None:

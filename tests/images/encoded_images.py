@@ -22,10 +22,14 @@ def photograph(height: int, width: int) -> np.ndarray:
     return (np.stack(waves, -1) % 256 + noise).clip(0, 255).astype(np.uint8)
 
 
-def encoded(rows: np.ndarray, kind: str = "JPEG", mode: str = "RGB", **how: Any) -> bytes:
+def saved(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(rows).convert(mode).save(stream, kind, **how)
+    image.save(stream, kind, **how)
     return stream.getvalue()
+
+
+def encoded(rows: np.ndarray, kind: str = "JPEG", mode: str = "RGB", **how: Any) -> bytes:
+    return saved(Image.fromarray(rows).convert(mode), kind, **how)
 
 
 def by_pillow(data: bytes) -> np.ndarray:

@@ -121,26 +121,17 @@ def test_the_middle_has_a_border_where_the_image_ends(form: str) -> None:
 
 
 @every_form
-def test_random_crops_are_slices(form: str) -> None:
+@pytest.mark.parametrize(("size", "padding"), [(70, 4), (20, 90)])
+def test_random_crops_are_slices_and_empty_beside_the_image(
+    form: str, size: int, padding: int
+) -> None:
     image = forms()[form]
-    padded = np.pad(pixels_of(image), ((4, 4), (4, 4), (0, 0)))
-    for seed in range(6):
-        made = random_crop(70, 4)(image, rng(seed))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (70, 70, 3))[:, :, 0]
-        assert (windows == made).all((2, 3, 4)).any()
-
-
-@every_form
-def test_crops_beside_the_image_are_empty(form: str) -> None:
-    image = forms()[form]
-    rows = pixels_of(image)
-    height, width = rows.shape[:2]
-    padded = np.pad(rows, ((90, 90), (90, 90), (0, 0)))
+    padded = np.pad(pixels_of(image), ((padding, padding), (padding, padding), (0, 0)))
     for seed in range(12):
         draw = rng(seed)
-        top, left = int(draw.random() * (height + 161)), int(draw.random() * (width + 161))
-        made = random_crop(20, 90)(image, rng(seed))
-        assert np.array_equal(made, padded[top : top + 20, left : left + 20])
+        top, left = (int(draw.random() * (n - size + 1)) for n in padded.shape[:2])
+        made = random_crop(size, padding)(image, rng(seed))
+        assert np.array_equal(made, padded[top : top + size, left : left + size])
 
 
 def test_random_crops_take_every_place() -> None:

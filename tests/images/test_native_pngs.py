@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from encoded_images import by_pillow, encoded, photograph
+from encoded_images import by_pillow, encoded, photograph, saved
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -82,10 +81,8 @@ def test_what_is_decoded_of_the_beginning_of_a_file_is_the_whole(data: bytes, dr
 def test_other_kinds_are_left_to_pillow() -> None:
     rows = photograph(9, 7)
     deep = Image.fromarray(np.arange(63, dtype=np.uint16).reshape(9, 7))
-    stream = io.BytesIO()
-    deep.save(stream, "PNG")
     others = [encoded(rows, "PNG", mode) for mode in ("P", "1")]
-    for data in (*others, stream.getvalue(), encoded(rows), b"", encoded(rows, "PNG")[:25]):
+    for data in (*others, saved(deep, "PNG"), encoded(rows), b"", encoded(rows, "PNG")[:25]):
         assert native.png_decode(data, max_pixels=LIMIT) is None
         with pytest.raises(OSError, match="no PNG of 8 bits"):
             native.png_size(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,14 +60,10 @@ OUT = np.zeros((2, 3, 4, 5), np.float32)
         ({"out": np.broadcast_to(OUT[:1], OUT.shape)}, ValueError),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, object], error: type[Exception]) -> None:
-    given = {"pixels": PIXELS, "table": TABLE, "out": OUT, "in_planes": False, "out_planes": True}
-    given |= change
+def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception]) -> None:
+    arrays = {"pixels": PIXELS, "table": TABLE, "out": OUT}
+    how = {"in_planes": False, "out_planes": True}
+    for name, value in change.items():
+        (arrays if name in arrays else how)[name] = value
     with pytest.raises(error):
-        native.look_up_pixels(
-            given["pixels"],
-            given["table"],
-            given["out"],
-            in_planes=given["in_planes"],
-            out_planes=given["out_planes"],
-        )
+        native.look_up_pixels(*arrays.values(), **how)

@@ -36,22 +36,10 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def with_exif(exif: bytes) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(ROWS).save(stream, "JPEG", exif=exif)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
-def test_an_empty_file_is_called_so(read: Any) -> None:
-    with pytest.raises(UnidentifiedImageError, match="in an empty file"):
-        read(b"")
-
-
-@pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
-def test_what_no_image_begins_with_is_shown(read: Any) -> None:
-    with pytest.raises(UnidentifiedImageError, match=r"in 19 bytes that begin with b'<!DOCTYPE ht"):
-        read(b"<!DOCTYPE html><htm")
+def two_pictures(**how: Any) -> bytes:
+    """Return a JPEG with a second one behind it, as phones make them."""
+    second = Image.fromarray(ROWS[::-1])
+    return encoded(ROWS, "MPO", save_all=True, append_images=[second], **how)
 
 
 EPS = (
@@ -61,17 +49,20 @@ EPS = (
 
 
 @pytest.mark.parametrize("read", [decode, read_size, resize(8), center_crop(8)])
-def test_no_program_is_started_for_a_file_of_a_strange_format(
+def test_what_is_no_image_is_called_what_it_is_and_no_program_is_started_for_it(
     read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpreter = tmp_path / "gs"
     interpreter.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
     interpreter.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(
-        UnidentifiedImageError, match="looks like EPS, which is not decoded by default"
+    for data, says in (
+        (b"", "in an empty file"),
+        (b"<!DOCTYPE html><htm", r"in 19 bytes that begin with b'<!DOCTYPE ht"),
+        (EPS, "looks like EPS, which is not decoded by default"),
     ):
-        read(EPS)
+        with pytest.raises(UnidentifiedImageError, match=says):
+            read(data)
     assert not (tmp_path / "started").exists()
 
 
@@ -153,10 +144,7 @@ def test_crops_larger_than_the_image_are_refused() -> None:
 
 
 def test_two_pictures_in_one_file_give_the_first() -> None:
-    stream = io.BytesIO()
-    first, second = Image.fromarray(ROWS), Image.fromarray(ROWS[::-1])
-    first.save(stream, "MPO", save_all=True, append_images=[second])
-    data = stream.getvalue()
+    data = two_pictures()
     with Image.open(io.BytesIO(data)) as read:
         assert read.format == "MPO"
     assert read_size(data) == (60, 80)
@@ -165,10 +153,7 @@ def test_two_pictures_in_one_file_give_the_first() -> None:
 
 
 def test_scans_are_counted_in_files_of_several_pictures_too() -> None:
-    stream = io.BytesIO()
-    first, second = Image.fromarray(ROWS), Image.fromarray(ROWS[::-1])
-    first.save(stream, "MPO", save_all=True, append_images=[second], progressive=True)
-    data = stream.getvalue()
+    data = two_pictures(progressive=True)
     last = data.rindex(b"\xff\xda", 0, data.index(b"\xff\xd9"))
     end = data.index(b"\xff\xd9")
     many = data[:end] + data[last:end] * 300 + data[end:]
@@ -180,9 +165,7 @@ def test_much_beside_the_pixels_is_passed_over() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     exif[0x010E] = "x" * 60_000
-    stream = io.BytesIO()
-    Image.fromarray(ROWS).save(stream, "JPEG", exif=exif, icc_profile=bytes(300_000))
-    data = stream.getvalue()
+    data = encoded(ROWS, exif=exif, icc_profile=bytes(300_000))
     assert len(data) > 360_000
     assert np.array_equal(decode(data), decode(JPEG))
     assert decode(data, orient=True).shape == (80, 60, 3)
@@ -200,7 +183,7 @@ def test_much_beside_the_pixels_is_passed_over() -> None:
     ids=["nothing", "short", "other", "text"],
 )
 def test_damaged_exif_turns_nothing(exif: bytes) -> None:
-    data = with_exif(exif)
+    data = encoded(ROWS, exif=exif)
     assert np.array_equal(decode(data, orient=True), decode(JPEG))
     assert read_size(data, orient=True) == (60, 80)
 
@@ -251,21 +234,14 @@ def test_the_image_of_a_batch_that_fails_is_named() -> None:
     assert caught.value.__notes__ == ["in image 1 of a batch of 3"]
 
 
-def test_batches_of_other_sizes_are_refused() -> None:
+def test_batches_are_of_one_size_not_empty_and_may_be_arrays_of_files() -> None:
     other = encoded(photograph(60, 70))
     with pytest.raises(
         ValueError, match=r"image 1 of the batch has become \[30, 35, 3\], but the first \[30, 40"
     ):
         resize(30)([JPEG, other])
     assert resize((30, 40))([JPEG, other]).shape == (2, 30, 40, 3)
-
-
-def test_batches_may_be_arrays_of_files() -> None:
-    files = np.array([JPEG, encoded(photograph(90, 50))], object)
-    assert center_crop(20)(files).shape == (2, 20, 20, 3)
-
-
-def test_batches_of_nothing_are_refused() -> None:
+    assert center_crop(20)(np.array([JPEG, other], object)).shape == (2, 20, 20, 3)
     with pytest.raises(ValueError, match="no images"):
         resize(8)([])
 

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +59,26 @@ def echoing() -> Iterator[Listener]:
     listener = Listener("127.0.0.1", 0, SECRET, "echo", echo)
     yield listener
     listener.close()
+
+
+def check_echo(link: Link) -> None:
+    link.send(b"fine")
+    assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
+
+
+@contextlib.contextmanager
+def stranger(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Have somebody else serve one connection; yield the address."""
+
+    def accept() -> None:
+        with listening.accept()[0] as whom, contextlib.suppress(OSError):
+            serve(whom)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield join_address("127.0.0.1", listening.getsockname()[1])
+        thread.join()
 
 
 def connected(listener: Listener, secret: Secret = SECRET, purpose: str = "echo") -> Link:
@@ -111,8 +131,7 @@ def test_another_service_is_refused(echoing: Listener, plain: Listener) -> None:
 
 def test_a_trusted_network_is_one_for_both_ends(echoing: Listener, plain: Listener) -> None:
     with contextlib.closing(connected(plain, INSECURE)) as link:
-        link.send(b"fine")
-        assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
+        check_echo(link)
     with pytest.raises(LinkRefused, match=r"does not encrypt .*insecure=True here"):
         connected(plain)
     with pytest.raises(LinkError, match="leave out insecure=True here"):
@@ -146,20 +165,14 @@ def test_somebody_who_says_nothing_is_given_up() -> None:
 
 
 def test_a_service_without_the_token_learns_nothing() -> None:
-    def impostor(listening: socket.socket) -> None:
-        with listening.accept()[0] as whom:
-            heard.append(whom.recv(1_000)[56:])
-            whom.sendall(b"stoker\x00\x03" + b"echo".ljust(16, b"\x00") + bytes(64))
-            heard.append(whom.recv(1_000))
+    def impostor(whom: socket.socket) -> None:
+        heard.append(whom.recv(1_000)[56:])
+        whom.sendall(b"stoker\x00\x03" + b"echo".ljust(16, b"\x00") + bytes(64))
+        heard.append(whom.recv(1_000))
 
     heard: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=impostor, args=(listening,))
-        thread.start()
-        address = join_address("127.0.0.1", listening.getsockname()[1])
-        with pytest.raises(LinkError, match="another token"):
-            Link.connect(address, INSECURE, "echo", timeout_s=PATIENCE_S)
-        thread.join()
+    with stranger(impostor) as address, pytest.raises(LinkError, match="another token"):
+        Link.connect(address, INSECURE, "echo", timeout_s=PATIENCE_S)
     assert heard == [b"", b""]
 
 
@@ -167,8 +180,7 @@ def test_silence_before_a_frame_leaves_the_connection(echoing: Listener) -> None
     with contextlib.closing(connected(echoing)) as link:
         with pytest.raises(TimeoutError, match=r"sent nothing for 0\.01 s"):
             link.receive(wait_s=0.01)
-        link.send(b"still there")
-        assert link.receive(wait_s=PATIENCE_S)[0] == b"still there"
+        check_echo(link)
 
 
 def test_who_says_nothing_keeps_nobody_out(
@@ -179,8 +191,7 @@ def test_who_says_nothing_keeps_nobody_out(
     with contextlib.ExitStack() as ends:
         silent = [ends.enter_context(raw(echoing)) for _ in range(100)]
         with contextlib.closing(connected(echoing)) as link:
-            link.send(b"fine")
-            assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
+            check_echo(link)
         with contextlib.suppress(ConnectionError):
             assert silent[0].recv(1) == b""
 
@@ -205,8 +216,7 @@ def test_closing_wakes_who_waits(echoing: Listener) -> None:
 def test_a_listener_ends_its_connections() -> None:
     listener = Listener("127.0.0.1", 0, SECRET, "echo", echo)
     link = connected(listener)
-    link.send(b"one")
-    assert link.receive(wait_s=PATIENCE_S)[0] == b"one"
+    check_echo(link)
     listener.close()
     with pytest.raises((EOFError, LinkError)):
         link.receive(wait_s=PATIENCE_S)
@@ -300,8 +310,7 @@ def test_certificates_of_another_authority(files: Certificates, other_files: Cer
             with pytest.raises(LinkRefused, match=message):
                 connected(here, Secret(TOKEN, theirs))
             link = connected(here, ours)
-            link.send(b"fine")
-            assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
+            check_echo(link)
 
 
 def test_files_that_cannot_be_used_are_named(
@@ -352,8 +361,7 @@ def test_connections_are_the_process_own(echoing: Listener) -> None:
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        link.send(b"mine")
-        assert link.receive(wait_s=PATIENCE_S)[0] == b"mine"
+        check_echo(link)
 
 
 def raw(listener: Listener) -> socket.socket:
@@ -367,13 +375,12 @@ def test_strangers_harm_nobody(
 ) -> None:
     # It hangs up as soon as it knows, behind an alert of TLS, or a nonce and a proof.
     listener, secret, most = (plain, INSECURE, 88) if is_plain else (echoing, SECRET, 7)
-    with raw(listener) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(sent)
-        stranger.shutdown(socket.SHUT_WR)
-        assert len(stranger.recv(1_000)) <= most
+    with raw(listener) as connection, contextlib.suppress(OSError):
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert len(connection.recv(1_000)) <= most
     with contextlib.closing(connected(listener, secret)) as link:
-        link.send(b"fine")
-        assert link.receive(wait_s=PATIENCE_S)[0] == b"fine"
+        check_echo(link)
 
 
 @given(st.binary(max_size=200), st.booleans(), st.sampled_from([SECRET, INSECURE]))
@@ -382,20 +389,14 @@ def test_who_connects_to_a_stranger_is_told(
 ) -> None:
     """Whatever that one says, and however it begins."""
 
-    def stranger() -> None:
-        with listening.accept()[0] as whom, contextlib.suppress(OSError):
-            whom.sendall(b"stoker\x00\x03" * is_like_ours + said)
-            whom.shutdown(socket.SHUT_WR)
-            while whom.recv(1_000):
-                pass
+    def serve(whom: socket.socket) -> None:
+        whom.sendall(b"stoker\x00\x03" * is_like_ours + said)
+        whom.shutdown(socket.SHUT_WR)
+        while whom.recv(1_000):
+            pass
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=stranger)
-        thread.start()
-        address = join_address("127.0.0.1", listening.getsockname()[1])
-        with pytest.raises(LinkError):
-            Link.connect(address, secret, "echo", timeout_s=PATIENCE_S)
-        thread.join()
+    with stranger(serve) as address, pytest.raises(LinkError):
+        Link.connect(address, secret, "echo", timeout_s=PATIENCE_S)
 
 
 @given(st.binary(min_size=1, max_size=50), st.integers(0, 15), st.integers(0, 7))

@@ -21,11 +21,30 @@ def batches(of: Any) -> list[Any]:
     return [np.asarray(batch).tolist() for batch in of]
 
 
+def numbers(examples: int = 20) -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(examples), seed=0)
+
+
 def small(examples: int = 20) -> stoker.Pipeline[Any]:
-    return stoker.from_arrays(np.arange(examples), seed=0).shuffle().batch(4)
+    return numbers(examples).shuffle().batch(4)
 
 
 # -- skipping
+
+
+class Read:
+    """Numbers; remembers which ones were read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return np.array(index)
 
 
 @few(6)
@@ -46,41 +65,24 @@ def test_skipping_leaves_out_the_first_batches_and_nothing_else(spec: Spec, n: i
 
 
 def test_where_numbers_tell_nothing_is_read_for_it() -> None:
-    read = []
-
-    class Data:
-        def __len__(self) -> int:
-            return 1_000_000
-
-        def __getitem__(self, index: int) -> Any:
-            read.append(index)
-            return np.array(index)
-
-    pipeline = stoker.from_dataset(Data(), seed=0).shuffle().batch(4).workers(0)
+    data = Read(1_000_000)
+    pipeline = stoker.from_dataset(data, seed=0).shuffle().batch(4).workers(0)
     pipeline.resume_at(249_998)
     assert pipeline.state_dict()["step"] == 0  # not before it begins
     iterator = iter(pipeline)
     assert len(iterator) == 2
     assert len(list(iterator)) == 2
-    assert len(read) == 8
+    assert len(data.read) == 8
 
 
 @pytest.mark.parametrize(
     ("kind", "pool"), [("before", 32), ("before", 5), ("after", 8), ("alone", 16), ("whole", 99)]
 )
 def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int) -> None:
-    read = []
-
-    class Data:
-        def __len__(self) -> int:
-            return 130
-
-        def __getitem__(self, index: int) -> Any:
-            read.append(index)
-            return np.array(index)
+    data = Read(130)
 
     def build() -> stoker.Pipeline[Any]:
-        chain = stoker.from_dataset(Data(), seed=0).shuffle().workers(0)
+        chain = stoker.from_dataset(data, seed=0).shuffle().workers(0)
         if kind == "after":
             return chain.batch(4).echo(2.5, pool=pool)
         return (
@@ -97,9 +99,9 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
         for n in (n for n in (1, 7, 60, 82, 95, 200) if n <= len(whole)):
             skipping = build()
             skipping.resume_at(n)
-            read.clear()
+            data.read.clear()
             iterator = iter(skipping)
-            assert len(read) <= 4 * pool
+            assert len(data.read) <= 4 * pool
             left = []
             for number, batch in enumerate(iterator, n):
                 left.append(batch.tolist())
@@ -107,7 +109,7 @@ def test_the_draws_of_one_pool_are_repeated_without_reading(kind: str, pool: int
                 if number == n:
                     state = skipping.state_dict()
             assert left == whole[n:]
-            assert len(read) <= 4 * (pool + len(left))
+            assert len(data.read) <= 4 * (pool + len(left))
             assert batches(skipping) == second
             if left:
                 resumed = build()
@@ -148,22 +150,16 @@ def turned(epoch: int, rng: np.random.Generator) -> Any:
 
 SKIPPED: dict[str, Any] = {
     "plain": small,
-    "echo": lambda: stoker.from_arrays(np.arange(20), seed=0).shuffle().echo(2, pool=9).batch(4),
-    "filter": lambda: (
-        stoker.from_arrays(np.arange(20), seed=0)
-        .filter(stoker.thread_safe(lambda x: x % 3 > 0))
-        .batch(4)
-    ),
-    "order": lambda: stoker.from_arrays(np.arange(20), seed=0).order(turned).batch(4),
+    "echo": lambda: numbers().shuffle().echo(2, pool=9).batch(4),
+    "filter": lambda: numbers().filter(stoker.thread_safe(lambda x: x % 3 > 0)).batch(4),
+    "order": lambda: numbers().order(turned).batch(4),
     "rounds": lambda: small().repeat().steps(7),
     "rounds of echoes": lambda: SKIPPED["echo"]().repeat().steps(7),
     "rounds of an order": lambda: SKIPPED["order"]().repeat().steps(7),
     "rounds by weights": lambda: (
-        stoker.from_arrays(np.arange(20), seed=0)
-        .sample(lambda epoch: np.arange(20) + epoch + 1.0)
-        .batch(4).repeat().steps(7)
+        numbers().sample(lambda epoch: np.arange(20) + epoch + 1.0).batch(4).repeat().steps(7)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
@@ -220,7 +216,7 @@ def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:
 
 def test_other_ranks_do_not_skip_as_many_batches() -> None:
     def build(world: int) -> Any:
-        return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=world).batch(2)
+        return numbers().shard(rank=0, world_size=world).batch(2)
 
     pipeline = build(2)
     pipeline.resume_at(3)
@@ -229,14 +225,11 @@ def test_other_ranks_do_not_skip_as_many_batches() -> None:
 
 
 def test_what_the_clock_decided_is_not_skipped_by_number() -> None:
-    pipeline = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4)
-    pipeline.resume_at(2)
-    with pytest.raises(ValueError, match="load the state"):
-        iter(pipeline)
-    rounds = stoker.from_arrays(np.arange(20), seed=0).echo().batch(4).repeat().steps(9)
-    rounds.resume_at(2)
-    with pytest.raises(ValueError, match="load the state"):
-        iter(rounds)
+    pipeline = numbers().echo().batch(4)
+    for each in (pipeline, pipeline.repeat().steps(9)):
+        each.resume_at(2)
+        with pytest.raises(ValueError, match="load the state"):
+            iter(each)
     for wrong in (-1, 0.5):
         with pytest.raises(ValueError, match="a whole number from 0"):
             pipeline.resume_at(wrong)  # type: ignore[arg-type]
@@ -320,32 +313,28 @@ def called_as(module: str, pipeline: stoker.Pipeline[Any]) -> Any:
     "module", ["pytorch_lightning.trainer.connectors", "accelerate.checkpointing"]
 )
 def test_a_state_of_one_rank_is_none_of_all_where_they_differ(module: str) -> None:
-    even = stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world_size=2)
+    even = numbers().shard(rank=0, world_size=2)
     assert called_as(module, even.batch(4))["step"] == 0
     for differing in (
         even.filter(lambda x: x % 3 > 0).batch(4).steps(2),
-        stoker.from_arrays(np.arange(21), seed=0)
-        .shard(rank=0, world_size=2, remainder="uneven")
-        .batch(4),
+        numbers(21).shard(rank=0, world_size=2, remainder="uneven").batch(4),
     ):
         with pytest.raises(stoker.StateError, match="keeps the state of one rank for all"):
             called_as(module, differing)
         assert differing.state_dict()["step"] == 0
 
 
-def _tokens() -> stoker.Pipeline:
-    return stoker.from_dataset([[n] * (n % 7) for n in range(90)], seed=0).pack(8)
-
-
 _CHECKPOINTED: dict[str, Callable[[], stoker.Pipeline]] = {
-    "plain": lambda: stoker.from_arrays(np.arange(96), seed=0).shuffle().batch(4),
-    "repeat": lambda: stoker.from_arrays(np.arange(36), seed=0).echo(2).batch(3).repeat().steps(24),
-    "echo": lambda: stoker.from_arrays(np.arange(48), seed=0).shuffle().echo(2).batch(4),
-    "filter": lambda: stoker.from_arrays(np.arange(192), seed=0).filter(lambda x: x % 2).batch(4),
+    "plain": lambda: small(96),
+    "repeat": lambda: numbers(36).echo(2).batch(3).repeat().steps(24),
+    "echo": lambda: numbers(48).shuffle().echo(2).batch(4),
+    "filter": lambda: numbers(192).filter(lambda x: x % 2).batch(4),
     "scan": lambda: (
         stoker.from_dataset(range(96), seed=0).scan(lambda s, x: (s + x, s), 0).batch(4)
     ),
-    "pack": lambda: _tokens().batch(1),
+    "pack": lambda: (
+        stoker.from_dataset([[n] * (n % 7) for n in range(90)], seed=0).pack(8).batch(1)
+    ),
 }
 
 

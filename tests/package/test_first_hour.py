@@ -292,6 +292,7 @@ WORKERS: Mistakes = [
     (lambda: p().workers(2, timeout_s="30s"), "a number of seconds, not '30s'"),
     (lambda: p().to_torch("gpu"), "such as 'cuda' (any GPU"),
     (lambda: p().to_torch(None), "change the dtype in a map"),
+    (lambda: p().to_torch(torch.float16), "not torch.float16: change the dtype"),
     (lambda: list(p().to_torch()), ".to_torch(cpu) moves batches: put .batch(n) before it"),
     (lambda: p().shard(rank=0), "needs rank= and world_size= together"),
     (lambda: p().shard(rank=2, world_size=2), "a rank lies between 0 and world_size - 1"),
@@ -373,25 +374,24 @@ FOREIGN: Mistakes = [
 ]
 
 
-@pytest.mark.parametrize(
-    "mistakes",
-    [SOURCES, ORDER, MAPS, BATCHES, ECHOES, CACHES, WORKERS, STATES, PICTURES, TOOLS, FOREIGN],
-    ids=[
-        "sources",
-        "order",
-        "maps",
-        "batches",
-        "echoes",
-        "caches",
-        "workers",
-        "states",
-        "pictures",
-        "tools",
-        "foreign",
-    ],
-)
-def test_it_is_refused_and_told_what_to_write(mistakes: Mistakes) -> None:
-    for write, told in mistakes:
+TABLES = {
+    "sources": SOURCES,
+    "order": ORDER,
+    "maps": MAPS,
+    "batches": BATCHES,
+    "echoes": ECHOES,
+    "caches": CACHES,
+    "workers": WORKERS,
+    "states": STATES,
+    "pictures": PICTURES,
+    "tools": TOOLS,
+    "foreign": FOREIGN,
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_it_is_refused_and_told_what_to_write(table: str) -> None:
+    for write, told in TABLES[table]:
         with pytest.raises(Exception) as refused:  # noqa: PT011 - which, the table says by its words
             write()
         assert told in str(refused.value)
@@ -481,6 +481,8 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         ("analyze", "are required: SCRIPT|-m MODULE|LAUNCHER"),
         ("analyze gone.py", "there is no script and no command 'gone.py'"),
         ("analyze train", "train is a folder, not a script"),
+        ("analyze -m", "-m needs a module, for example: stoker analyze -m my.train"),
+        ("analyze --max-seconds 0 train.py", "argument --max-seconds: 0 is not at least 5"),
         ("analyze --bugdet 1 train.py", "there is no option --bugdet: --help shows all"),
         ("analyze --max-seconds x train.py", "argument --max-seconds: invalid float value: 'x'"),
         ("analyze --json gone/r.json train.py", "cannot write gone/r.json: there is no folder"),
@@ -488,6 +490,7 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
         ("what-if train.py", "train.py is not a report of `stoker analyze --json`"),
         ("what-if gone.json", "stoker analyze --json gone.json train.py writes one"),
         ("gate train.py", "are required: --fail-if (stoker gate --help shows all)"),
+        ("gate --runs 4 --fail-if stall>1% train.py", "argument --runs: 4 is not at least 5"),
         ("gate --fail-if stall train.py", "for example: stall>10%"),
         ("gate --fail-if speed>1 train.py", "there is no metric 'speed', only stall"),
         ("gate --fail-if rate<0.9*base train.py", "give --base FOLDER"),

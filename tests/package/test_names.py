@@ -1,4 +1,4 @@
-"""Names: one meaning a name, and prose names what there is."""
+"""What the sources say: one meaning a name, prose names what there is, refusals are counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +16,13 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 _BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"[\w./-]+\.(py|md|toml|json)|[\w./-]+/")
+
+
+REFUSALS = 88
+"""Combinations of stages and options that are refused: each is one more thing for users to know.
+
+A commit that adds or removes an option changes this number, and says by how many.
+"""
 
 
 @functools.cache
@@ -87,3 +95,18 @@ def test_a_stage_is_named_in_its_room_and_the_pipeline_alone() -> None:
         classes = {node.name for node in body if isinstance(node, ast.ClassDef)}
         named = {file for file in used if used[file] & classes} - may
         assert all(room in file.parents for file in named), (stage.name, named)
+
+
+def test_refusals_of_combinations_are_counted() -> None:
+    nodes = [node for file in SOURCES.rglob("*.py") for node in nodes_of(file)]
+    raised = [node.exc for node in nodes if isinstance(node, ast.Raise)]
+    # ``refuse_behind`` raises in the name of those that call it.
+    assert calls("CombinationError", raised) - 1 + calls("refuse_behind", nodes) == REFUSALS
+
+
+def calls(name: str, nodes: Sequence[ast.AST | None]) -> int:
+    """Return how many of the nodes are calls of a function by this name."""
+    return sum(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+        for node in nodes
+    )

@@ -103,15 +103,6 @@ def register(folder: Path, name: str, entry_points: str) -> None:
     (metadata / "entry_points.txt").write_text(textwrap.dedent(entry_points))
 
 
-def run(folder: Path, script: str) -> str:
-    """Run a script beside the package; return what it prints."""
-    found = python(
-        "-W", "error", "-c", "import stoker\n" + textwrap.dedent(script), PYTHONPATH=str(folder)
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
 CALLS = """
 import contextlib, io, json, sys
 from stoker.cli import main
@@ -137,10 +128,10 @@ def call(folder: Path, *lines: str) -> list[Called]:
     return [Called(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_workers_of_another_package_make_the_stream(installed: Path) -> None:
-    said = run(
-        installed,
-        """
+def test_workers_caches_and_names_of_another_package_are_found(installed: Path) -> None:
+    script = """
+        import stoker
+
         p = stoker.from_dataset(list(range(40)), seed=0).shuffle().map(lambda x: x + 1).batch(8)
         here = [batch.tolist() for batch in p.workers(0)]
         assert [batch.tolist() for batch in p.workers(2, kind="other")] == here
@@ -153,21 +144,7 @@ def test_workers_of_another_package_make_the_stream(installed: Path) -> None:
                 p.workers(2, kind=kind)
             except (ValueError, ImportError) as error:
                 print(error)
-        """,
-    )
-    assert said.splitlines() == [
-        "pool of 2",
-        "other workers take no options, not {'num_cpus': 1}",
-        "kind must be 'thread', 'process', 'broken', 'other' or 'ray', not 'others'",
-        "other-rooms 1.0, which registers 'broken' in stoker.workers, cannot be imported: "
-        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",
-    ]
 
-
-def test_a_cache_of_another_package_holds_the_examples(installed: Path) -> None:
-    said = run(
-        installed,
-        """
         class Read:
             times = 0
             def __len__(self):
@@ -175,13 +152,33 @@ def test_a_cache_of_another_package_holds_the_examples(installed: Path) -> None:
             def __getitem__(self, index):
                 Read.times += 1
                 return index
+
         p = stoker.from_dataset(Read()).cache("8MiB", cluster="other", version="1").workers(0)
         first = list(p)
         read = Read.times
         assert list(p) == first == list(range(8)) and Read.times == read
-        """,
-    )
-    assert said == "cache over other\n"
+
+        print(stoker.feed.__module__, stoker.from_nothing(), sep=", ")
+        print("from_feed" in dir(stoker), hasattr(stoker, "from_elsewhere"))
+        try:
+            stoker.from_the_gone
+        except ImportError as error:
+            print(error)
+    """
+    found = python("-W", "error", "-c", textwrap.dedent(script), PYTHONPATH=str(installed))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == [
+        "pool of 2",
+        "other workers take no options, not {'num_cpus': 1}",
+        "kind must be 'thread', 'process', 'broken', 'other' or 'ray', not 'others'",
+        "other-rooms 1.0, which registers 'broken' in stoker.workers, cannot be imported: "
+        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",
+        "cache over other",
+        "stoker.feeds.api, a name of stoker's",
+        "True False",
+        "other-rooms 1.0, which registers 'from_the_gone' in stoker.names, cannot be imported: "
+        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",
+    ]
 
 
 def test_commands_of_other_packages_run_and_are_listed_and_broken_ones_stop_no_other(
@@ -240,11 +237,7 @@ def test_words_from_the_script_on_are_the_scripts_own(installed: Path) -> None:
     assert "  --share PART  At 100% all. [default: 1.0; at least 0.5]\n" in help_text.stdout
 
 
-def test_ctrl_c_has_no_traceback(installed: Path) -> None:
-    assert call(installed, "stop") == [(130, "", "")]
-
-
-def test_wrong_words_are_told_of_in_a_line(installed: Path) -> None:
+def test_wrong_words_are_told_of_in_a_line_and_ctrl_c_has_no_traceback(installed: Path) -> None:
     wrong = {
         "start": "the following arguments are required: TEXT",
         "start --json": "argument --json: expected one argument",
@@ -255,30 +248,12 @@ def test_wrong_words_are_told_of_in_a_line(installed: Path) -> None:
         "hello you too": "there is no argument too",
         "lists second": "there is no command 'second'",
     }
-    for (words, told), found in zip(wrong.items(), call(installed, *wrong), strict=True):
+    *answers, stopped = call(installed, *wrong, "stop")
+    assert stopped == (130, "", "")
+    for (words, told), found in zip(wrong.items(), answers, strict=True):
         program = f"stoker {words.split()[0]}"
         line = f"{program}: {told} ({program} --help shows all)\n"
         assert found == (2, "", line)
-
-
-def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
-    said = run(
-        installed,
-        """
-        print(stoker.feed.__module__, stoker.from_nothing(), sep=", ")
-        print("from_feed" in dir(stoker), hasattr(stoker, "from_elsewhere"))
-        try:
-            stoker.from_the_gone
-        except ImportError as error:
-            print(error)
-        """,
-    )
-    assert said.splitlines() == [
-        "stoker.feeds.api, a name of stoker's",
-        "True False",
-        "other-rooms 1.0, which registers 'from_the_gone' in stoker.names, cannot be imported: "
-        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",
-    ]
 
 
 def test_two_packages_that_claim_a_name_are_told_of(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bare_environment import make_bare_environment, requirements
+from command_line import python
 from scripts import ROOT
 
 FIRST_MINUTES = """
@@ -108,7 +109,7 @@ def test_the_wheel_works_with_what_it_requires_alone(
     make_bare_environment(site, *requirements("stoker"))
     with zipfile.ZipFile(packages[1]) as archive:
         archive.extractall(site)
-    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONWARNINGS": ""}
+    variables = {"PYTHONPATH": str(site), "PYTHONWARNINGS": ""}
     main = "from stoker.cli import main; main()"
     programs = {
         "first": [FIRST_MINUTES.format(site=str(site))],
@@ -116,14 +117,7 @@ def test_the_wheel_works_with_what_it_requires_alone(
         "help": [main, "analyze", "--help"],
     }
     said = {
-        name: subprocess.run(
-            [sys.executable, "-S", "-W", "error", "-c", *words],
-            env=environment,
-            cwd=tmp_path,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        name: python("-S", "-W", "error", "-c", *words, cwd=tmp_path, **variables)
         for name, words in programs.items()
     }
     assert "".join(each.stderr for each in said.values() if each.returncode) == ""

@@ -79,11 +79,11 @@ def test_epochs_and_seeds_differ_and_few_blocks_are_shuffled_as_a_whole() -> Non
     block=st.integers(1, 5),
     world=st.integers(1, 4),
     anew=st.booleans(),
-    uneven=st.booleans(),
+    remainder=st.sampled_from(["drop", "uneven"]),
     take=st.none() | st.integers(1, 150),
 )
 def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
-    length: int, block: int, world: int, anew: bool, uneven: bool, take: int | None
+    length: int, block: int, world: int, anew: bool, remainder: Any, take: int | None
 ) -> None:
     if length < world:
         return
@@ -91,13 +91,9 @@ def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
     def of_rank(rank: int) -> stoker.Pipeline:
         source = stoker.from_arrays(np.arange(length), seed=5).workers(0)
         source = source if take is None else source.take(take)
-        if anew:
-            return source.shuffle(block=block).shard(
-                rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
-            )
-        return source.shard(
-            rank=rank, world_size=world, remainder="uneven" if uneven else "drop"
-        ).shuffle(block=block)
+        source = source.shuffle(block=block) if anew else source
+        part = source.shard(rank=rank, world_size=world, remainder=remainder)
+        return part if anew else part.shuffle(block=block)
 
     ranks = [of_rank(rank) for rank in range(world)]
     whole = min(length, take or length)
@@ -108,7 +104,11 @@ def test_ranks_share_an_epoch_and_go_through_blocks_of_their_own(
         parts = [[int(x) for x in rank] for rank in ranks]
         assert [len(part) for part in parts] == [len(rank) for rank in ranks]
         together = list(itertools.chain(*parts))
-        assert len(set(together)) == len(together) == (whole if uneven else whole // world * world)
+        assert (
+            len(set(together))
+            == len(together)
+            == (whole if remainder == "uneven" else whole // world * world)
+        )
         assert set(together) <= set(range(whole))
         seen |= set(together)
         if not anew and epoch == 0 and -(-length // block) > WINDOW:  # of blocks each has a run

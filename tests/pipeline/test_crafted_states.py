@@ -10,7 +10,7 @@ import signal
 import time
 import tracemalloc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -57,6 +57,15 @@ def bounded() -> Iterator[None]:
         tracemalloc.stop()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def leave(pipeline: stoker.Pipeline, steps: int) -> dict[str, Any]:
+    """Take so many batches and return the state there."""
+    with iter(pipeline) as batches, small_pools_allowed():
+        for _ in range(steps):
+            next(batches)
+        state: dict[str, Any] = through_json(pipeline.state_dict())
+    return state
 
 
 @functools.cache
@@ -224,21 +233,9 @@ def followed(**echo: Any) -> stoker.Pipeline:
 @functools.cache
 def followed_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     pipeline = followed(max_factor=3, pool=20)
-    states = []
     with small_pools_allowed():
-        for _ in pipeline:
-            states.append(through_json(pipeline.state_dict()))
+        states = [through_json(pipeline.state_dict()) for _ in pipeline]
     return states, through_json(pipeline.record())
-
-
-@few(20)
-@given(st.data())
-def test_a_crafted_state_under_auto(data: st.DataObject) -> None:
-    state = data.draw(st.sampled_from(followed_states()[0]), label="state")
-    state, _ = crafted(state, data.draw)
-    with bounded():
-        rest = try_to_go_on(followed(max_factor=3, pool=20), state, 3 * 90)
-    assert rest is None or len(rest) <= 3 * 90 // 4 + 1
 
 
 def going_on(**echo: Any) -> stoker.Pipeline:
@@ -253,52 +250,47 @@ def carried_states() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for _ in pipeline:
         pass
     states = [through_json(pipeline.state_dict())]
-    for _ in pipeline:
-        states.append(through_json(pipeline.state_dict()))
+    states += [through_json(pipeline.state_dict()) for _ in pipeline]
     return states, through_json(pipeline.record())
 
 
+Begun = Callable[[], stoker.Pipeline]
+# Pipelines under auto, what their states and records say, and how many batches are the most.
+UNDER_AUTO: dict[str, tuple[Begun, Any, int]] = {
+    "a pool": (lambda: followed(max_factor=3, pool=20), followed_states, 3 * 90 // 4 + 1),
+    "a pool that goes on": (
+        lambda: going_on(max_factor=3), carried_states, (3 * 60 + 3 * 64) // 4 + 1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNDER_AUTO)
 @few(30)
-@given(st.data())
-def test_a_crafted_state_of_a_pool_that_goes_on(data: st.DataObject) -> None:
-    state = data.draw(st.sampled_from(carried_states()[0]), label="state")
+@given(data=st.data())
+def test_a_crafted_state_under_auto(case: str, data: st.DataObject) -> None:
+    build, states, most = UNDER_AUTO[case]
+    state = data.draw(st.sampled_from(states()[0]), label="state")
     state, _ = crafted(state, data.draw)
-    most = (3 * 60 + 3 * 64) // 4 + 1
     with bounded():
-        rest = try_to_go_on(going_on(max_factor=3), state, most)
+        rest = try_to_go_on(build(), state, most)
     assert rest is None or len(rest) <= most
 
 
+@pytest.mark.parametrize("case", UNDER_AUTO)
 @few(20)
-@given(st.data())
-def test_a_crafted_record_of_a_pool_that_goes_on(data: st.DataObject) -> None:
-    record = copy.deepcopy(carried_states()[1])
+@given(data=st.data())
+def test_a_crafted_record(case: str, data: st.DataObject) -> None:
+    build, states, most = UNDER_AUTO[case]
+    record = copy.deepcopy(states()[1])
     path = data.draw(st.sampled_from(paths_of(record)), label="where")
     at: Any = record
     for step in path[:-1]:
         at = at[step]
     at[path[-1]] = other(at[path[-1]], data.draw)
     with bounded(), small_pools_allowed(), contextlib.suppress(stoker.StateError):
-        pipeline = going_on(max_factor=3).replay(record).workers(0)
+        pipeline = build().replay(record).workers(0)
         for _ in range(2):
-            assert sum(1 for _ in itertools.islice(pipeline, 1000)) <= 100
-
-
-@few(20)
-@given(st.data())
-def test_a_crafted_record(data: st.DataObject) -> None:
-    record = copy.deepcopy(followed_states()[1])
-    path = data.draw(st.sampled_from(paths_of(record)), label="where")
-    at: Any = record
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = other(at[path[-1]], data.draw)
-    with bounded(), small_pools_allowed():
-        found = 0
-        with contextlib.suppress(stoker.StateError):
-            pipeline = followed(max_factor=3, pool=20).replay(record).workers(0)
-            found = sum(1 for _ in itertools.islice(pipeline, 1000))
-        assert found <= 3 * 90 // 4 + 1
+            assert sum(1 for _ in itertools.islice(pipeline, 1000)) <= most
 
 
 class Stateful:
@@ -329,10 +321,7 @@ def test_a_crafted_state_over_a_loader(data: st.DataObject) -> None:
         return stoker.from_loader(Stateful(), seed=0).echo("auto", max_factor=2)
 
     pipeline = build()
-    with iter(pipeline) as batches:
-        for _ in range(data.draw(st.integers(0, 6))):
-            next(batches)
-        state = through_json(pipeline.state_dict())
+    state = leave(pipeline, data.draw(st.integers(0, 6)))
     loader = state.pop("loader")
     state, _ = crafted(state, data.draw)
     if data.draw(st.integers(0, 4)):
@@ -342,69 +331,42 @@ def test_a_crafted_state_over_a_loader(data: st.DataObject) -> None:
     assert rest is None or len(rest) <= 24
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "more than an epoch": {"yielded": 2**31, "uses": 2**33},
-    "beyond the last": {"yielded": 16, "uses": 64},
-    "uses that are none of these": {"uses": 23},
-    "a seed below 0": {"seed": -1},
-    "no version": {"numpy": 3},
-    "a loader that is none": {"loader": {"at": 3}},
-    "a huge pool": {"pool_sizes": {"0": 2**31}},
-    "a pool of nobody": {"pool_sizes": {"0": 12, "7": 12}},
-    "no part": {"parts": []},
+REFUSED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "more than an epoch": lambda pool: {"yielded": 2**31, "uses": 2**33},
+    "beyond the last": lambda pool: {"yielded": 16, "uses": 64},
+    "uses that are none of these": lambda pool: {"uses": 23},
+    "a seed below 0": lambda pool: {"seed": -1},
+    "no version": lambda pool: {"numpy": 3},
+    "a loader that is none": lambda pool: {"loader": {"at": 3}},
+    "a huge pool": lambda pool: {"pool_sizes": {"0": 2**31}},
+    "a pool of nobody": lambda pool: {"pool_sizes": {"0": 12, "7": 12}},
+    "no part": lambda pool: {"parts": []},
+    "parts: another end": lambda pool: {"parts": [{**pool, "items": 25}]},
+    "parts: another kind": lambda pool: {"parts": [{**pool, "kind": "scan"}]},
+    "parts: no kind": lambda pool: {"parts": [{k: v for k, v in pool.items() if k != "kind"}]},
+    "parts: two pools": lambda pool: {"parts": [pool, pool]},
+    "parts: a filter before it": lambda pool: {"parts": [{"kind": "filter"}, pool]},
+    "parts: no list": lambda pool: {"parts": {"0": pool}},
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_is_refused_when_it_is_loaded(what: str) -> None:
-    spec = Spec(30, 4, echoes=(("before", Fraction(2), 12),))
-    pipeline = stoker.from_dataset(Examples(30)).shuffle().map(_same).echo(2, pool=12)
+    pipeline = stoker.from_dataset(Examples(30)).shuffle().echo(2, pool=12)  # any seed will do
     pipeline = pipeline.random_map(jitter, on="x").batch(4)
-    with iter(pipeline) as batches:
-        for _ in range(6):
-            next(batches)
-        state = through_json(pipeline.state_dict())
-    assert spec.outputs == len(pipeline)
-    with pytest.raises(stoker.StateError) as caught:
-        pipeline.load_state_dict(signed({**opened(state), **REFUSED[what]}))
-    assert "\n" not in str(caught.value)
-
-
-PARTS: dict[str, Any] = {
-    "another end": lambda pool: [{**pool, "items": 25}],
-    "another kind": lambda pool: [{**pool, "kind": "scan"}],
-    "no kind": lambda pool: [{k: v for k, v in pool.items() if k != "kind"}],
-    "two pools": lambda pool: [pool, pool],
-    "a filter before it": lambda pool: [{"kind": "filter"}, pool],
-    "no list": lambda pool: {"0": pool},
-}
-
-
-@pytest.mark.parametrize("what", PARTS)
-def test_parts_that_cannot_be_are_refused_when_they_are_loaded(what: str) -> None:
-    pipeline = stoker.from_dataset(Examples(30), seed=0).echo(2, pool=12).batch(4)
-    with iter(pipeline) as batches:
-        for _ in range(6):
-            next(batches)
-        state = through_json(pipeline.state_dict())
+    state = leave(pipeline, 6)
     fields = opened(state)
-    with pytest.raises(stoker.StateError):
-        pipeline.load_state_dict(signed({**fields, "parts": PARTS[what](fields["parts"][0])}))
+    changes = REFUSED[what](fields["parts"][0])
+    with pytest.raises(stoker.StateError) as caught:
+        pipeline.load_state_dict(signed({**fields, **changes}))
+    assert "\n" not in str(caught.value)
     pipeline.load_state_dict(state)
-
-
-@stoker.thread_safe
-def _same(example: Any) -> Any:
-    return example
 
 
 @pytest.mark.parametrize("name", ["packed", "drops"])
 def test_a_bomb_is_refused_before_it_is_inflated(name: str) -> None:
     pipeline = followed() if name == "drops" else built(Spec(30, 4, echoes=BEFORE), 0)
-    with iter(pipeline) as batches, small_pools_allowed():
-        for _ in range(3):
-            next(batches)
-        state = opened(through_json(pipeline.state_dict()))
+    state = opened(leave(pipeline, 3))
     inner = state["parts"][0]
     inner[name] = " ".join(f"{bomb()}:{part.split(':')[-1]}" for part in inner[name].split(" "))
     with bounded(), pytest.raises(stoker.StateError, match="the text holds more than"):
@@ -416,10 +378,7 @@ BEFORE = (("before", Fraction(2), 12),)
 
 def test_a_state_beyond_steps_is_refused() -> None:
     pipeline = stoker.from_dataset(Examples(30), seed=0).batch(3)
-    with iter(pipeline) as batches:
-        for _ in range(5):
-            next(batches)
-        state = pipeline.state_dict()
+    state = leave(pipeline, 5)
     with pytest.raises(stoker.StateError, match=r"at batch 5.*\.steps\(4\)"):
         pipeline.steps(4).load_state_dict(state)
     pipeline.steps(5).load_state_dict(state)

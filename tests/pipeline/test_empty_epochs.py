@@ -62,5 +62,6 @@ def test_an_epoch_of_no_batch_says_why(case: str) -> None:
 @pytest.mark.parametrize("case", EMPTY)
 def test_under_repeat_it_is_an_error(case: str) -> None:
     build, why = EMPTY[case]
-    with pytest.raises(stoker.StokerError, match=f"would not end: .*{why}"):
+    says = f"a whole pass over the data has no batch, .*would not end: .*{why}"
+    with pytest.raises(stoker.StokerError, match=says):
         list(build().repeat().steps(4))

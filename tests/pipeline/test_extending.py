@@ -40,6 +40,8 @@ from strategies import few, frozen, opened, stream, through_json
 PACKAGE = Path(stoker_lmdb.__file__).parent
 PUBLIC = {"stoker", "stoker.sources", "stoker.stages", "stoker.testing"}
 MOST = 40
+AS_SET: dict[str, Any] = {"dump": sorted, "load": set}
+PICKLED: dict[str, Any] = {"dump": pickle.dumps, "load": pickle.loads}
 
 
 def numbered(key: bytes, value: bytes) -> tuple[int, NDArray[np.float64]]:
@@ -147,11 +149,9 @@ class Built:
             other = stoker.from_dataset(Examples(9), seed=3, max_errors=budget)
             made = stoker.mix([made, other], weights=[2, 1], max_errors=budget)
         if self.shard is not None:
-            made = made.shard(
-                rank=self.shard[0],
-                world_size=self.shard[1],
-                remainder="uneven" if not self.mixed else "drop",
-            )
+            rank, world = self.shard
+            remainder: Any = "drop" if self.mixed else "uneven"
+            made = made.shard(rank=rank, world_size=world, remainder=remainder)
         if self.shuffle and not self.mixed:
             made = made.shuffle()
         if self.take and not self.skips:
@@ -162,20 +162,14 @@ class Built:
             made = made.filter(is_kept, on=0)
         if self.skips:
             made = made.map(failing, on=0)
-        if self.dedup:
-            dump: dict[str, Any] = {"dump": sorted, "load": set}
-            made = (
-                made.scan(deduplicated, set(), **dump)
-                if own
-                else made.apply(stoker_lmdb.Dedup(key_of))
-            )
-        if self.windows is not None:
-            dump = {"dump": pickle.dumps, "load": pickle.loads}
-            made = (
-                made.scan(windowed(*self.windows), [], **dump)
-                if own
-                else made.apply(stoker_lmdb.Windows(*self.windows))
-            )
+        if self.dedup and own:
+            made = made.scan(deduplicated, set(), **AS_SET)
+        elif self.dedup:
+            made = made.apply(stoker_lmdb.Dedup(key_of))
+        if self.windows is not None and own:
+            made = made.scan(windowed(*self.windows), [], **PICKLED)
+        elif self.windows is not None:
+            made = made.apply(stoker_lmdb.Windows(*self.windows))
         made = made.map(_twice, on=1) if own else self._applied(made)
         if self.echo is not None:
             made = made.echo(self.echo, pool=3 * self.batch + 4)
@@ -781,22 +775,6 @@ class Growing(Letters):
         if index >= self.length:
             raise IndexError(f"there are only {self.length}")
         return index
-
-
-def test_a_length_that_changes_is_that_of_the_next_epoch() -> None:
-    source = Growing()
-    train = stoker.from_dataset(source, seed=0).batch(4).workers(0)
-    batches = iter(train)
-    next(batches)
-    source.length = 20
-    assert [len(batch) for batch in batches] == [4, 2]
-    assert len(list(train)) == 5
-    source.length = 12
-    batches = iter(train)
-    next(batches)
-    source.length = 5
-    with pytest.raises(stoker.StageError, match=r"example 5: .*there are only 5"):
-        list(batches)
 
 
 # -- what a stage does wrong

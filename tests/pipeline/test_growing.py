@@ -177,6 +177,15 @@ def test_a_mixture_is_of_as_many_as_it_was_made_of() -> None:
         iter(mixed)
 
 
+def test_what_was_selected_is_of_as_many_as_there_were() -> None:
+    data = Growing(10)
+    train = stoker.from_dataset(data, seed=0).select([1, 2])
+    assert list(train) == [1, 2]
+    data.length = 12
+    with pytest.raises(ValueError, match=r"had 10 examples .* and has 12 now"):
+        list(train)
+
+
 LENGTHS = """
     class Rows(list):
         pass

@@ -11,19 +11,21 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import stoker
 from scripts import Watch, script
 from stoker import testing
 from strategies import (
+    FULL,
     Examples,
     Faulty,
     Keep,
@@ -36,7 +38,6 @@ from strategies import (
     jitter,
     one_in,
     small_pools_allowed,
-    source_of,
     specs,
     stream,
     through_json,
@@ -44,40 +45,6 @@ from strategies import (
 
 KINDS = [(0, "thread"), (2, "thread"), (1, "process")]
 SIFTED: dict[str, Any] = {"max_filters": 3, "min_filters": 1}
-
-PLACES = {
-    "one filter": Spec(53, 8, filters=(("first", 3, 1),)),
-    "before an echo": Spec(
-        53, 8, filters=(("first", 2, 0),), echoes=(("before", Fraction(21, 10), None),)
-    ),
-    "behind an echo": Spec(
-        53, 8, filters=(("middle", 3, 0),), echoes=(("before", Fraction(2), 24),)
-    ),
-    "around an echo": Spec(
-        60,
-        4,
-        filters=(("first", 5, 0), ("middle", 3, 0), ("last", 2, 1)),
-        echoes=(("after", Fraction(2), 12),),
-    ),
-    "before batch echoing": Spec(
-        60, 4, filters=(("last", 3, 2),), echoes=(("batch", Fraction(5, 2), 4),)
-    ),
-    "before a device": Spec(
-        60,
-        4,
-        filters=(("middle", 3, 2),),
-        echoes=(("device", Fraction(3, 2), None),),
-        to=True,
-    ),
-    "in a part": Spec(
-        60,
-        4,
-        filters=(("first", 3, 2),),
-        echoes=(("after", Fraction(2), None),),
-        shard=(1, 3, True, True),
-    ),
-}
-
 
 OLDER: set[threading.Thread] = set()
 
@@ -104,10 +71,6 @@ def flat(pipeline: stoker.Pipeline) -> list[int]:
         return [i for batch in pipeline for i in ids(batch)]
 
 
-def changed(spec: Spec, **changes: Any) -> Spec:
-    return Spec(**{**vars(spec), **changes})
-
-
 # -- the stream
 
 
@@ -119,9 +82,10 @@ class Slow(Faulty):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("place", one_in(3, PLACES))
-def test_costly_examples_give_the_same_stream_under_threads(place: str) -> None:
-    spec = changed(PLACES[place], examples=96, max_errors="50%", seed=1)
+@few(3)
+@given(specs(ranks=True, **SIFTED))
+def test_costly_examples_give_the_same_stream_under_threads(spec: Spec) -> None:
+    spec = replace(spec, examples=96, source="dataset", max_errors="50%")
 
     def run(workers: int, kind: str = "thread") -> tuple[list[Any], int, int]:
         pipeline = built(spec, workers, kind, data=Slow(96, range(3, 96, 7)))
@@ -129,16 +93,14 @@ def test_costly_examples_give_the_same_stream_under_threads(place: str) -> None:
         return found, pipeline.stats().skipped_examples, pipeline.stats().filtered_examples
 
     expected = run(0)
-    assert expected[0]
-    assert expected[1]
-    assert expected[2]
+    assume(all(expected))  # something comes, something fails, and something is filtered
     assert run(3) == expected
     assert run(2, "process") == expected
 
 
 @given(specs(max_echoes=0, **SIFTED))
 def test_without_echoes_the_survivors_come_in_the_order_of_the_rest(spec: Spec) -> None:
-    everything = flat(built(changed(spec, filters=(), drop_last=False), 0))
+    everything = flat(built(replace(spec, filters=(), drop_last=False), 0))
     expected = [i for i in everything if kept(spec, i)]
     if spec.drop_last:
         expected = expected[: len(expected) // spec.batch * spec.batch]
@@ -150,8 +112,8 @@ def test_without_echoes_the_survivors_come_in_the_order_of_the_rest(spec: Spec) 
 @given(specs(max_echoes=0, sources=("dataset", "tuples"), **SIFTED))
 def test_what_is_left_out_changes_no_other_example(spec: Spec) -> None:
     # Random maps draw by the number of the example, not by that of the survivor.
-    spec = changed(spec, batch=1, batch_map=False, to=False, drop_last=False)
-    plain = built(changed(spec, filters=()), 0)
+    spec = replace(spec, batch=1, batch_map=False, to=False, drop_last=False)
+    plain = built(replace(spec, filters=()), 0)
     expected = [frozen(batch) for batch in plain if kept(spec, ids(batch)[0])]
     assert stream(built(spec, 0)) == expected
 
@@ -166,13 +128,13 @@ def test_what_is_left_out_changes_no_other_example(spec: Spec) -> None:
 def test_before_an_echo_each_survivor_is_used_exactly_as_its_count_says(
     spec: Spec, factor: Fraction, pool: int | None
 ) -> None:
-    spec = changed(
+    spec = replace(
         spec,
         drop_last=False,
         filters=(("first", *spec.filters[0][1:]),),
         echoes=(("before", factor, pool),),
     )
-    order = [i for i in flat(built(changed(spec, filters=(), echoes=()), 0)) if kept(spec, i)]
+    order = [i for i in flat(built(replace(spec, filters=(), echoes=()), 0)) if kept(spec, i)]
     pipeline = built(spec, 0)
     assert Counter(flat(pipeline)) == {
         i: int(factor * (n + 1)) - int(factor * n) for n, i in enumerate(order)
@@ -186,13 +148,13 @@ def test_before_an_echo_each_survivor_is_used_exactly_as_its_count_says(
 def test_behind_an_echo_survivors_are_used_as_without_the_filter(
     spec: Spec, factor: Fraction, pool: int | None
 ) -> None:
-    spec = changed(
+    spec = replace(
         spec,
         drop_last=False,
         filters=(("middle", *spec.filters[0][1:]),),
         echoes=(("before", factor, pool),),
     )
-    everything = flat(built(changed(spec, filters=()), 0))
+    everything = flat(built(replace(spec, filters=()), 0))
     assert flat(built(spec, 0)) == [i for i in everything if kept(spec, i)]
 
 
@@ -204,7 +166,7 @@ def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None
         pool = None
     # In front of the echo: behind it a batch is made of uses from several draws.
     filters = tuple(("first", *rest) for _, *rest in spec.filters)
-    spec = changed(spec, echoes=((point, factor, pool),), filters=filters)
+    spec = replace(spec, echoes=((point, factor, pool),), filters=filters)
     survivors = sum(kept(spec, i) for i in range(spec.examples))
     pipeline = built(spec, 0)
     for batch in pipeline:  # a pool that is large enough does not warn either
@@ -217,9 +179,9 @@ def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None
 
 @given(specs(max_filters=3), st.sampled_from([0, 2]))
 def test_drop_last_drops_what_does_not_fill_a_batch_of_survivors(spec: Spec, workers: int) -> None:
-    spec = changed(spec, echoes=tuple(e for e in spec.echoes if e[0] in ("before", "after")))
-    everything = flat(built(changed(spec, drop_last=False), 0))
-    pipeline = built(changed(spec, drop_last=True), workers)
+    spec = replace(spec, echoes=tuple(e for e in spec.echoes if e[0] in ("before", "after")))
+    everything = flat(built(replace(spec, drop_last=False), 0))
+    pipeline = built(replace(spec, drop_last=True), workers)
     whole = len(everything) // spec.batch * spec.batch
     assert flat(pipeline) == everything[:whole]
     stats = pipeline.stats()
@@ -254,22 +216,19 @@ def all_pass(x: Any) -> bool:
     return True
 
 
-@given(specs(max_echoes=0), st.sampled_from([0, 2]))
-def test_what_leaves_nothing_out_is_the_identity(spec: Spec, workers: int) -> None:
-    expected = stream(built(spec, 0))
-    assert stream(built(changed(spec, filters=(("last", 100, 99),)), workers)) == expected
+@pytest.mark.parametrize("echoes", [0, 1])
+@settings(max_examples=500 if FULL else 10)
+@given(data=st.data(), workers=st.sampled_from([0, 2]))
+def test_what_leaves_nothing_out_is_the_identity(
+    echoes: int, data: st.DataObject, workers: int
+) -> None:
+    points = ("before", "after")
+    spec = data.draw(specs(min_echoes=echoes, max_echoes=echoes, points=points))
+    expected, where = stream(built(spec, 0)), "first" if echoes else "last"
+    assert stream(built(replace(spec, filters=((where, 100, 99),)), workers)) == expected
     if spec.source != "arrays":
-        assert stream(built(changed(spec, max_errors="50%"), workers)) == expected
-        assert stream(built(changed(spec, max_errors=3), workers)) == expected
-
-
-@few(10)
-@given(specs(min_echoes=1, points=("before", "after")))
-def test_what_leaves_nothing_out_is_the_identity_with_echoes(spec: Spec) -> None:
-    expected = stream(built(spec, 0))
-    assert stream(built(changed(spec, filters=(("first", 100, 99),)), 0)) == expected
-    if spec.source != "arrays":
-        assert stream(built(changed(spec, max_errors="50%"), 0)) == expected
+        assert stream(built(replace(spec, max_errors="50%"), workers)) == expected
+        assert stream(built(replace(spec, max_errors=3), workers)) == expected
 
 
 def test_filters_look_at_fields_or_at_whole_examples() -> None:
@@ -308,7 +267,7 @@ def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) 
 def test_a_restored_pipeline_can_be_saved_and_restored_again(
     spec: Spec, bad: set[int], data: st.DataObject
 ) -> None:
-    spec = changed(spec, source="dataset", max_errors="100%" if bad else 0)
+    spec = replace(spec, source="dataset", max_errors="100%" if bad else 0)
 
     def build() -> stoker.Pipeline:
         return built(spec, data.draw(st.sampled_from([0, 2])), data=Faulty(spec.examples, bad))
@@ -339,35 +298,6 @@ def test_a_restored_pipeline_can_be_saved_and_restored_again(
                 state = build().state_dict()
 
 
-def test_many_outputs_and_snapshots_are_replayed() -> None:
-    # Every 64 outputs what no resume needs is forgotten, of pools and of what was left out.
-    spec = Spec(
-        300,
-        2,
-        filters=(("first", 7, 0), ("middle", 5, 0), ("last", 3, 0)),
-        echoes=(("before", Fraction(3), 8),),
-        max_errors="100%",
-    )
-
-    def build() -> stoker.Pipeline:
-        return built(spec, 0, data=Faulty(300, range(5, 300, 29)))
-
-    with small_pools_allowed():
-        pipeline = build()
-        whole, states = [], {}
-        for number, batch in enumerate(pipeline, 1):
-            whole.append(frozen(batch))
-            if number in (63, 64, 65, 129, 192):
-                states[number] = through_json(pipeline.state_dict())
-    assert len(states) == 5
-    for number, state in states.items():
-        restored = build()
-        restored.load_state_dict(state)
-        assert stream(restored) == whole[number:]
-        assert restored.stats().skipped_examples == pipeline.stats().skipped_examples
-        assert restored.stats().filtered_examples == pipeline.stats().filtered_examples
-
-
 def test_a_state_stays_small_whatever_was_left_out() -> None:
     arrays = stoker.from_arrays(np.arange(24_000), seed=0).shuffle()
     pipeline = arrays.filter(lambda i: i % 3 == 0).batch(8).workers(0)
@@ -385,7 +315,7 @@ def test_a_state_stays_small_whatever_was_left_out() -> None:
 def test_a_passing_fault_does_not_change_a_resumed_tail(
     spec: Spec, bad: set[int], workers: int
 ) -> None:
-    spec = changed(spec, source="dataset", max_errors="100%")
+    spec = replace(spec, source="dataset", max_errors="100%")
     with small_pools_allowed():
         pipeline = built(spec, workers, data=Faulty(spec.examples, bad))
         whole, states = [], []
@@ -619,8 +549,6 @@ def test_a_stage_may_have_a_budget_of_its_own(workers: int, kind: str) -> None:
     assert caught.value.stage is None
     with pytest.raises(stoker.StageError, match="bad 5"):
         list(build([1, 2], [5, 6, 7], shared="100%", own=0))
-    with pytest.raises(stoker.StageError, match="bad 5"):
-        list(build([1, 2], [5, 6, 7], shared="100%", own=0))
     with pytest.raises(stoker.StageError, match="1 cannot be read"):
         list(build([1, 2], [5, 6, 7], shared=0, own="100%"))
 
@@ -675,7 +603,7 @@ def test_a_spent_budget_can_be_raised_or_the_fault_mended_and_the_epoch_goes_on(
         restored = built(spec, 0, data=Faulty(40, bad[:2]))
         expected = [i for i in range(40) if i not in bad[:2]]
     else:
-        restored = built(changed(spec, max_errors=after), 0, data=Faulty(40, bad))
+        restored = built(replace(spec, max_errors=after), 0, data=Faulty(40, bad))
         expected = [i for i in range(40) if i not in bad]
     restored.load_state_dict(state)
     assert found + flat(restored) == expected
@@ -839,63 +767,15 @@ def test_print_shows_filters_and_budgets() -> None:
     assert "echoing" in str(chain.echo(2).batch(3))
 
 
-# -- wrong arguments
-
-
-def data() -> stoker.Pipeline:
-    return stoker.from_dataset(Examples(8), seed=0)
-
-
-WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "budget true": (lambda: source_of(Spec(3, 1, max_errors=True)), TypeError, "a number"),
-    "budget none": (lambda: source_of(Spec(3, 1, max_errors=None)), TypeError, "a number"),  # type: ignore[arg-type]
-    "budget below 0": (lambda: source_of(Spec(3, 1, max_errors=-1)), ValueError, "-1"),
-    "budget of 2.0": (lambda: source_of(Spec(3, 1, max_errors="200%")), ValueError, "as text"),
-    "budget of 0.1": (
-        lambda: source_of(Spec(3, 1, max_errors=0.1)),  # type: ignore[arg-type]
-        TypeError,
-        "as text such as \"1%\"; not 0.1",
-    ),
-    "budget of words": (lambda: source_of(Spec(3, 1, max_errors="raise")), ValueError, "'raise'"),
-    "a filter's budget": (lambda: data().filter(all_pass, max_errors=True), TypeError, "number"),
-    "a random map's budget": (
-        lambda: data().random_map(jitter, on="x", max_errors="150%"), ValueError, "not '150%'"
-    ),
-    "a budget behind a batch": (
-        lambda: data().batch(2).map(all_same, max_errors=1), ValueError, r"after \.batch"
-    ),
-    "a budget on a loader": (
-        lambda: stoker.from_loader([np.zeros(2)]).map(all_same, max_errors=1),
-        ValueError,
-        "max_errors",
-    ),
-    "a filter behind a batch": (
-        lambda: data().batch(2).filter(all_pass), ValueError, r"before \.batch"
-    ),
-    "a filter on a loader": (
-        lambda: stoker.from_loader([np.zeros(2)]).filter(all_pass), ValueError, "examples"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str) -> None:
-    wrong, kind, says = WRONG[case]
-    with pytest.raises(kind, match=says) as caught:
-        wrong()
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
-    assert not isinstance(caught.value, KeyError)  # whose text is quoted
-
-
 def test_what_a_filter_raises_is_an_error_of_its_stage() -> None:
-    pipeline = data().filter(lambda x: x["image"]).batch(2)
+    data = stoker.from_dataset(Examples(8), seed=0)
+    pipeline = data.filter(lambda x: x["image"]).batch(2)
     with pytest.raises(
         stoker.StageError, match=r"filter\(<lambda>\) failed on example 0"
     ) as caught:
         list(pipeline)
     assert type(caught.value.__cause__) is KeyError
-    unclear = data().filter(lambda x: x > 0, on="x").batch(2)  # an array has no truth
+    unclear = data.filter(lambda x: x > 0, on="x").batch(2)  # an array has no truth
     with pytest.raises(stoker.StageError, match=r"filter\(<lambda>, on='x'\).*ambiguous"):
         list(unclear)
 
@@ -965,43 +845,31 @@ def test_ctrl_c_ends_a_search_that_finds_nothing(tmp_path: Path, workers: int, k
     assert (code, errors) == (0, "")
 
 
-def survivors(**echo: Any) -> stoker.Pipeline:
-    chain = stoker.from_dataset(np.arange(403), seed=5).echo("auto", **echo)
-    return chain.filter(stoker.thread_safe(lambda x: int(x) % 3 != 1)).batch(8)
+def survivors(length: int, batch: int, **echo: Any) -> stoker.Pipeline:
+    chain = stoker.from_dataset(np.arange(length), seed=5).echo("auto", **echo)
+    return chain.filter(stoker.thread_safe(lambda x: int(x) % 3 != 1)).batch(batch)
 
 
-def test_under_auto_with_a_filter_behind_every_state_resumes_to_every_survivor() -> None:
-    good = {i for i in range(403) if i % 3 != 1}
-    for _ in range(1 if os.environ.get("STOKER_TEST_PROFILE") != "full" else 40):
-        pipeline = survivors()
+@pytest.mark.parametrize(
+    ("length", "batch", "echo"),
+    [(403, 8, {}), (7, 5, {}), (60, 5, {"pool": 10})],  # also where a last step is short
+)
+def test_under_auto_with_a_filter_behind_every_state_resumes_to_every_survivor(
+    length: int, batch: int, echo: Any
+) -> None:
+    good = {i for i in range(length) if i % 3 != 1}
+    for _ in range(40 if FULL else 1):
+        pipeline = survivors(length, batch, **echo)
         states, seen = [], [set[int]()]
-        for batch in pipeline:
+        for found in pipeline:
             states.append(through_json(pipeline.state_dict()))
-            seen.append(seen[-1] | set(batch.tolist()))
+            seen.append(seen[-1] | set(found.tolist()))
         assert seen[-1] == good
         for before, state in zip(seen[1:], states, strict=True):
-            resumed = survivors()
+            resumed = survivors(length, batch, **echo)
             resumed.load_state_dict(state)
-            rest = {i for batch in resumed for i in batch.tolist()}
+            rest = {i for found in resumed for i in found.tolist()}
             assert before | rest == good
-
-
-@pytest.mark.parametrize(("length", "echo"), [(7, {}), (60, {"pool": 10})])
-def test_a_short_last_step_of_which_nobody_knew_that_it_was_the_last_resumes(
-    length: int, echo: Any
-) -> None:
-    def build() -> stoker.Pipeline:
-        chain = stoker.from_dataset(np.arange(length), seed=5).echo("auto", **echo)
-        return chain.filter(stoker.thread_safe(lambda x: int(x) % 3 != 1)).batch(5)
-
-    good = {i for i in range(length) if i % 3 != 1}
-    pipeline = build()
-    seen: set[int] = set()
-    for batch in pipeline:
-        seen |= set(batch.tolist())
-        resumed = build()
-        resumed.load_state_dict(through_json(pipeline.state_dict()))
-        assert seen | {i for each in resumed for i in each.tolist()} == good
 
 
 @pytest.mark.parametrize("n", [7, 1000])

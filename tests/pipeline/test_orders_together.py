@@ -20,16 +20,11 @@ from strategies import one_in
 
 # What an old thing makes of what a chain without it hands out in an epoch.
 EFFECTS: dict[str, Callable[[int], int]] = {
-    "workers": lambda x: 1,
-    "processes": lambda x: 1,
-    "cache": lambda x: 1,
-    "map": lambda x: 1,
-    "device": lambda x: 1,
+    **dict.fromkeys(("workers", "processes", "cache", "map", "device", "scan"), lambda x: 1),
     "echo": lambda x: 2,
     "late echo": lambda x: 2,
     "filter": lambda x: x % 5 > 0,
     "skips": lambda x: x % 17 != 3,
-    "scan": lambda x: 1,
 }
 ORDERS = {"weights", "changing weights", "order"}
 PLANS = {"tokens", "keys"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, cast
 
@@ -36,18 +37,11 @@ from strategies import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*are fewer than.*ranks")
 
 PLACES = {
-    "example echoing before augmentation": (("before", Fraction(21, 10), None),),
-    "example echoing after augmentation": (("after", Fraction(2), 24),),
-    "batch echoing": (("batch", Fraction(5, 2), 4),),
-    "batch echoing on the device": (("device", Fraction(3), None),),
+    "before": "example echoing before augmentation",
+    "after": "example echoing after augmentation",
+    "batch": "batch echoing",
+    "device": "batch echoing on the device",
 }
-
-
-def placed(place: str, **changes: Any) -> Spec:
-    echoes = PLACES[place]
-    to = any(point == "device" for point, _, _ in echoes)
-    defaults: dict[str, Any] = {"examples": 53, "batch": 8, "seed": 3, "echoes": echoes, "to": to}
-    return Spec(**defaults | changes)
 
 
 # -- the stream
@@ -75,14 +69,6 @@ def test_the_same_seed_gives_the_same_epochs(spec: Spec) -> None:
     one, other = built(spec, 0), built(spec, 0)
     epochs = [stream(one) for _ in range(3)]
     assert [stream(other) for _ in range(3)] == epochs
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_epochs_and_seeds_differ(place: str) -> None:
-    pipeline = built(placed(place), 0)
-    first, second = stream(pipeline), stream(pipeline)
-    assert first != second
-    assert stream(built(placed(place, seed=4), 0)) != first
 
 
 def test_without_a_seed_one_is_drawn_and_kept() -> None:
@@ -135,32 +121,24 @@ def test_len_is_the_number_of_batches(spec: Spec) -> None:
         assert next(batches, None) is None
 
 
-@given(specs(max_echoes=1, min_echoes=1, points=("before", "after")))
-def test_every_example_is_used_exactly_as_often_as_its_count_says(spec: Spec) -> None:
-    spec = Spec(**{**vars(spec), "drop_last": False, "shuffle": False})
+@pytest.mark.parametrize("points", [("before", "after"), ("batch", "device")])
+@given(data=st.data())
+def test_everything_is_used_exactly_as_often_as_its_count_says(
+    points: tuple[str, ...], data: st.DataObject
+) -> None:
+    spec = data.draw(specs(max_echoes=1, min_echoes=1, points=points))
+    of_batches = "batch" in points
+    drop_last = of_batches and spec.drop_last
+    spec = Spec(**{**vars(spec), "drop_last": drop_last, "shuffle": False})
     ((_, factor, _),) = spec.echoes
     seen: Counter[int] = Counter()
     with small_pools_allowed():
         for batch in built(spec, 0):
-            seen.update(ids(batch))
-    assert [seen[n] for n in range(spec.examples)] == [
-        int(factor * (n + 1)) - int(factor * n) for n in range(spec.examples)
-    ]
-
-
-@given(specs(max_echoes=1, min_echoes=1, points=("batch", "device")))
-def test_every_batch_is_used_exactly_as_often_as_its_count_says(spec: Spec) -> None:
-    spec = Spec(**{**vars(spec), "shuffle": False})
-    ((_, factor, _),) = spec.echoes
-    seen: Counter[int] = Counter()
-    order = []
-    with small_pools_allowed():
-        for batch in built(spec, 0):
-            order.append(ids(batch)[0] // spec.batch)
-    seen.update(order)
-    batches = len(seen)
-    assert [seen[n] for n in range(batches)] == [
-        int(factor * (n + 1)) - int(factor * n) for n in range(batches)
+            found = ids(batch)
+            seen.update([found[0] // spec.batch] if of_batches else found)
+    count = len(seen) if of_batches else spec.examples
+    assert [seen[n] for n in range(count)] == [
+        int(factor * (n + 1)) - int(factor * n) for n in range(count)
     ]
 
 
@@ -182,27 +160,25 @@ def test_uses_differ_before_augmentation_and_are_alike_after(
 # -- ownership
 
 
-@given(specs(), st.sampled_from([0, 2]))
-def test_a_consumer_that_writes_into_its_batches_harms_nobody(spec: Spec, workers: int) -> None:
-    expected = stream(built(spec, 0))
+def spoilt(batches: Iterable[Any]) -> list[Any]:
+    """Return batches bit for bit, and write into each before the next one comes."""
     found = []
     with small_pools_allowed():
-        for batch in built(spec, workers):
+        for batch in batches:
             found.append(frozen(batch))
             spoil(batch)
-    assert found == expected
+    return found
+
+
+@given(specs(), st.sampled_from([0, 2]))
+def test_a_consumer_that_writes_into_its_batches_harms_nobody(spec: Spec, workers: int) -> None:
+    assert spoilt(built(spec, workers)) == stream(built(spec, 0))
 
 
 @few(5)
 @given(specs(max_examples=20))
 def test_a_consumer_that_writes_harms_no_process_worker_s_batch(spec: Spec) -> None:
-    expected = stream(built(spec, 0))
-    found = []
-    with small_pools_allowed():
-        for batch in built(spec, 1, "process"):
-            found.append(frozen(batch))
-            spoil(batch)
-    assert found == expected
+    assert spoilt(built(spec, 1, "process")) == stream(built(spec, 0))
 
 
 def add_pure(x: Any, rng: np.random.Generator) -> Any:
@@ -225,16 +201,10 @@ def test_random_maps_that_write_in_place_give_what_pure_ones_give(spec: Spec) ->
 def test_batches_that_are_written_into_behind_a_batch_echo_stay_apart(
     factor: Any, examples: int, size: int
 ) -> None:
-    def run(fn: Any) -> list[Any]:
-        rows = np.arange(examples * 2, dtype=np.float64).reshape(-1, 2)
-        chain = stoker.from_arrays(rows, seed=2).batch(size).echo(factor).random_map(fn)
-        found = []
-        for batch in chain.workers(0):
-            found.append(frozen(batch))
-            spoil(batch)
-        return found
-
-    assert run(jitter) == run(add_pure)
+    rows = np.arange(examples * 2, dtype=np.float64).reshape(-1, 2)
+    echoed = stoker.from_arrays(rows, seed=2).batch(size).echo(factor)
+    in_place, pure = (spoilt(echoed.random_map(fn).workers(0)) for fn in (jitter, add_pure))
+    assert in_place == pure
 
 
 @given(specs(), st.sampled_from([0, 2]))
@@ -261,29 +231,23 @@ def test_the_chain_is_immutable() -> None:
     assert (base.epoch, batched.epoch, echoed.epoch) == (0, 1, 0)
 
 
-def test_every_loop_is_the_next_epoch() -> None:
-    pipeline = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
+def test_every_loop_is_the_next_epoch_and_set_epoch_goes_to_any() -> None:
+    pipeline, twin = (
+        stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4) for _ in range(2)
+    )
+    epochs = [stream(twin) for _ in range(3)]
     assert pipeline.epoch == 0
-    first = stream(pipeline)
+    assert stream(pipeline) == epochs[0]
     assert pipeline.epoch == 1
     iterator = iter(pipeline)
     next(iterator)
     assert pipeline.epoch == 1
     iterator.close()
-    second = stream(pipeline)  # what was left early is behind us: the next epoch
+    assert stream(pipeline) == epochs[2]  # what was left early is behind us: the next epoch
     assert pipeline.epoch == 3
-    twin = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
-    epochs = [stream(twin) for _ in range(3)]
-    assert [first, second] == [epochs[0], epochs[2]]
-
-
-def test_set_epoch_goes_there() -> None:
-    pipeline = stoker.from_dataset(Examples(10), seed=0).shuffle().batch(4)
-    epochs = [stream(pipeline) for _ in range(3)]
     pipeline.set_epoch(1)
     assert pipeline.epoch == 1
-    assert stream(pipeline) == epochs[1]
-    assert stream(pipeline) == epochs[2]
+    assert [stream(pipeline), stream(pipeline)] == epochs[1:]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1", None, True])
@@ -313,10 +277,11 @@ def test_an_epoch_that_could_not_begin_is_not_skipped() -> None:
 # -- what is shown
 
 
-@pytest.mark.parametrize("place", [p for p in PLACES if "echoing" in p])
-def test_print_names_the_insertion_point(place: str) -> None:
-    shown = str(built(placed(place)))
-    assert f"; {place};" in shown.replace("  ", "; ")
+@pytest.mark.parametrize("point", POINTS)
+def test_print_names_the_insertion_point(point: str) -> None:
+    spec = Spec(53, 8, seed=3, echoes=((point, Fraction(2), None),), to=point == "device")
+    shown = str(built(spec))
+    assert f"; {PLACES[point]};" in shown.replace("  ", "; ")
     assert "seed 3" in shown
 
 
@@ -352,6 +317,10 @@ def chain() -> stoker.Pipeline:
     return stoker.from_arrays(np.zeros((8, 2)), np.arange(8), seed=0)
 
 
+def of_stream() -> stoker.Pipeline:
+    return stoker.from_iterable(range(3))
+
+
 class Loader:
     def __iter__(self) -> Any:
         return iter([np.zeros(2)])
@@ -371,6 +340,9 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "pool below a batch": (lambda: chain().echo(2, pool=3).batch(4), ValueError, "at least 8"),
     "pool of no size": (lambda: chain().echo(2, pool="lots"), ValueError, "2GiB"),
     "pool float": (lambda: chain().echo(2, pool=2.5), TypeError, "2GiB"),  # type: ignore[arg-type]
+    "buffer of 1": (lambda: of_stream().shuffle(buffer=1), ValueError, "at least two"),
+    "buffer true": (lambda: of_stream().shuffle(buffer=True), ValueError, "True"),
+    "buffer of a float": (lambda: of_stream().shuffle(buffer=9.5), ValueError, "9.5"),  # type: ignore[arg-type]
     "no such field": (lambda: chain().map(no_rng, on="image"), LookupError, "0, 1"),
     "no such position": (lambda: chain().map(no_rng, on=2), LookupError, "0, 1"),
     "no such field behind a map of a field": (
@@ -392,6 +364,32 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a loader, batched": (lambda: stoker.from_loader(Loader()).batch(2), ValueError, "batch_size"),
     "a loader with workers": (
         lambda: stoker.from_loader(Loader()).workers(2), ValueError, "num_workers"
+    ),
+    "budget true": (lambda: source_of(Spec(3, 1, max_errors=True)), TypeError, "a number"),
+    "budget none": (lambda: source_of(Spec(3, 1, max_errors=None)), TypeError, "a number"),  # type: ignore[arg-type]
+    "budget below 0": (lambda: source_of(Spec(3, 1, max_errors=-1)), ValueError, "-1"),
+    "budget of 2.0": (lambda: source_of(Spec(3, 1, max_errors="200%")), ValueError, "as text"),
+    "budget of 0.1": (
+        lambda: source_of(Spec(3, 1, max_errors=0.1)),  # type: ignore[arg-type]
+        TypeError,
+        "as text such as \"1%\"; not 0.1",
+    ),
+    "budget of words": (lambda: source_of(Spec(3, 1, max_errors="raise")), ValueError, "'raise'"),
+    "a filter's budget": (lambda: chain().filter(no_rng, max_errors=True), TypeError, "number"),
+    "a random map's budget": (
+        lambda: chain().random_map(jitter, on=0, max_errors="150%"), ValueError, "not '150%'"
+    ),
+    "a budget behind a batch": (
+        lambda: chain().batch(2).map(no_rng, max_errors=1), ValueError, r"after \.batch"
+    ),
+    "a budget on a loader": (
+        lambda: stoker.from_loader(Loader()).map(no_rng, max_errors=1), ValueError, "max_errors"
+    ),
+    "a filter behind a batch": (
+        lambda: chain().batch(2).filter(no_rng), ValueError, r"before \.batch"
+    ),
+    "a filter on a loader": (
+        lambda: stoker.from_loader(Loader()).filter(no_rng), ValueError, "examples"
     ),
     "classes of no folder": (lambda: chain().class_names, AttributeError, "folder"),
 }  # fmt: skip
@@ -463,12 +461,9 @@ def test_a_pool_that_cannot_keep_uses_apart_warns_where_it_is_used() -> None:
             next(again)
         assert [said.filename for said in caught] == [__file__]
         again.close()
-
-
-def test_a_pool_of_one_batch_warns() -> None:
-    pipeline = stoker.from_dataset(Examples(20), seed=0).batch(4).echo(2, pool=1).workers(0)
+    of_batches = stoker.from_dataset(Examples(20), seed=0).batch(4).echo(2, pool=1).workers(0)
     with pytest.warns(UserWarning, match="pool of 1.*at least 2"):
-        list(pipeline)
+        list(of_batches)
 
 
 def test_builtins_without_a_signature_are_taken() -> None:

@@ -185,7 +185,6 @@ def test_batches_may_be_acknowledged_when_the_next_pass_has_begun() -> None:
 @pytest.mark.parametrize("epoch", [0, 1, 2, 5])
 @pytest.mark.parametrize("skip", [0, 1, 6, 7])
 def test_epochs_and_batches_are_found_by_number_without_reading(epoch: int, skip: int) -> None:
-    whole = passes(Spec(20, 4), 49)
     read: list[int] = []
 
     class Data:
@@ -206,7 +205,6 @@ def test_epochs_and_batches_are_found_by_number_without_reading(epoch: int, skip
     assert [b.tolist() for b in jumping] == expected
     assert len(read) == 4 * len(expected)
     assert jumping.counts.steps == (epoch + 1) * 7
-    assert len(whole) == 49
 
 
 def test_an_epoch_that_only_its_state_leads_to_is_refused() -> None:
@@ -220,16 +218,6 @@ def test_an_epoch_that_only_its_state_leads_to_is_refused() -> None:
     for wrong in (-1, 1.5):
         with pytest.raises(ValueError, match="whole number"):
             pipeline.set_epoch(wrong)  # type: ignore[arg-type]
-
-
-def test_what_has_nothing_does_not_repeat_for_ever() -> None:
-    pipeline = (
-        stoker.from_arrays(np.arange(9), seed=0)
-        .filter(stoker.thread_safe(lambda x: x < 0))
-        .batch(3)
-    )
-    with pytest.raises(stoker.StokerError, match="a whole pass over the data has no batch"):
-        list(pipeline.repeat().steps(2))
 
 
 def test_without_steps_there_is_no_end_and_no_length() -> None:

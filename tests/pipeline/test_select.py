@@ -239,12 +239,17 @@ def test_each_example_is_validated_in_one_fold(length: int, k: int, seed: int) -
         data.folds(1)
 
 
+def cats_and_dogs(folder: Path, count: int) -> stoker.Pipeline[Any]:
+    """Return a folder of so many of each, which say what they are."""
+    for kind in ("cat", "dog"):
+        (folder / kind).mkdir()
+        for number in range(count):
+            (folder / kind / f"{number:02}.txt").write_text(kind)
+    return stoker.from_folder(folder, extensions=[".txt"], seed=0)
+
+
 def test_the_first_examples_of_a_folder_are_said_to_be_of_one_class(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            (tmp_path / name / f"{number}.wav").write_bytes(b"x")
-    data = stoker.from_folder(tmp_path, extensions=[".wav"], seed=0)
+    data = cats_and_dogs(tmp_path, 4)
     with pytest.warns(UserWarning, match=r"one class, 'cat'.* \.take\(3, seed=0\)"):
         assert [x.label for x in data.take(3)] == [0, 0, 0]
     for mixed in (data.take(5), data.take(4, seed=1), data.shuffle().take(3), data.skip(2).take(3)):
@@ -282,11 +287,7 @@ def test_a_part_is_split_again() -> None:
 
 
 def test_a_folder_is_split_by_its_classes(tmp_path: Path) -> None:
-    for kind in ("cat", "dog"):
-        (tmp_path / kind).mkdir()
-        for number in range(20):
-            (tmp_path / kind / f"{number:02}.txt").write_text(kind)
-    data = stoker.from_folder(tmp_path, extensions=(".txt",))
+    data = cats_and_dogs(tmp_path, 20)
     train, test = data.split(0.8, stratify=lambda number, name: name.split("/")[0])
     assert [sum(label for _, label in part) for part in (train, test)] == [16, 4]
     cats = data.select(lambda number, name: name.startswith("cat"))
@@ -325,6 +326,8 @@ def test_groups_that_cannot_be_kept_together() -> None:
         data.split(0.5, groups=[1] * 8, stratify=[1] * 8)
     with pytest.raises(ValueError, match=r"groups= has the shape \(3,\)"):
         data.split(0.5, groups=[1, 2, 3])
+    with pytest.raises(ValueError, match="a label for each"):
+        data.split(0.5, stratify=[1, 2])
 
 
 def test_shards_are_chosen_by_the_names_of_their_members(tmp_path: Path) -> None:
@@ -378,54 +381,34 @@ def test_fractions_that_split_nothing_are_refused(fractions: Any, message: str) 
         stoker.from_arrays(np.arange(10)).split(*fractions)
 
 
-def test_labels_of_other_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match="a label for each"):
-        stoker.from_arrays(np.arange(10)).split(0.5, stratify=[1, 2])
-
-
 PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "shuffle": (lambda: stoker.from_arrays(np.arange(10)).shuffle(), "cannot follow shuffle"),
     "shard": (
         lambda: stoker.from_arrays(np.arange(10)).shard(rank=0, world_size=2),
         "cannot follow",
     ),
+    "filter": (lambda: stoker.from_arrays(np.arange(10)).filter(bool), "cannot follow filter"),
     "batch": (lambda: stoker.from_arrays(np.arange(10)).batch(2), "cannot follow batch"),
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
-    "mixture": (
-        lambda: stoker.mix([stoker.from_arrays(np.arange(10))]),
-        "choose in its parts",
-    ),
+    "mixture": (lambda: stoker.mix([stoker.from_arrays(np.arange(10))]), "choose in its parts"),
+}
+CALLS: dict[str, Callable[[stoker.Pipeline], Any]] = {
+    "select": lambda p: p.select([0]),
+    "split": lambda p: p.split(0.5),
+    "sample": lambda p: p.sample(np.ones(10)),
+    "order": lambda p: p.order(lambda epoch, rng: range(10)),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_it_stands_behind_a_source_with_numbers(place: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+def test_what_chooses_and_orders_stands_behind_a_source_with_numbers(call: str, place: str) -> None:
     build, message = PLACES[place]
-    with pytest.raises(ValueError, match=message):
-        build().select([0])
-    with pytest.raises(ValueError, match=message):
-        build().split(0.5)
-
-
-class Growing:
-    def __init__(self) -> None:
-        self.length = 10
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def test_a_source_that_grew_is_refused() -> None:
-    data = Growing()
-    train = stoker.from_dataset(data, seed=0).select([1, 2])
-    assert list(train) == [1, 2]
-    data.length = 12
-    with pytest.raises(ValueError, match=r"had 10 examples .* and has 12 now"):
-        list(train)
+    with pytest.raises(ValueError, match=message) as caught:
+        CALLS[call](build())
+    if place == "mixture" and call in ("sample", "order"):
+        assert "in its parts, stoker.mix([a.sample(weights), b])" in str(caught.value)
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ TOLD = """
     def of(length=40, seed=None):
         return stoker.from_arrays(np.arange(length), seed=seed).shuffle()
 
-    def said(pipeline):
+    def said(pipeline, take=lambda pipeline: next(iter(pipeline))):
         try:
-            next(iter(pipeline))
+            take(pipeline)
         except (ValueError, stoker.StokerError) as error:
             return f"{type(error).__name__}: {error}"
         return ""
@@ -70,7 +70,37 @@ TOLD = """
     list(of(seed=2).shard(rank=0, world_size=1).batch(8))
     told["asked"].append(len(asked))
 
+    # The same parts as with the ranks given; and who takes no part is warned once.
+    numbers = stoker.from_arrays(np.arange(50), seed=3)
+    even, uneven = numbers.shuffle().shard(), numbers.shard(remainder="uneven")
+    told["shown"] = str(even)
+    told["parts"] = [ids(even.batch(4)), ids(uneven.batch(4))]
+    told["process"] = ids(even.batch(4).workers(1, kind="process"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for chain in (numbers.batch(4), numbers.shuffle().batch(4), stoker.from_iterable([1, 2])):
+            list(chain)
+        list(numbers.shard(rank=0, world_size=1).batch(4))
+        list(stoker.from_loader([np.zeros(2)]))
+    told["warned"] = [[str(w.message), os.path.basename(w.filename)] for w in caught]
+
+    lengths = np.minimum(np.random.default_rng(2).lognormal(3, 0.8, 301), 200).astype(int) + 1
+    planned = of(301).shard().batch_by_tokens(400, lengths)
+    try:
+        len(planned)
+    except TypeError as error:
+        told["unplanned"] = str(error)
+    told["planned"] = [[batch.tolist() for batch in planned] for _ in range(2)]
+    told["plan"] = [len(planned), planned.progress]
+    told["plan"].append(len(list(of(301).shard().batch_by_tokens(400, lengths).echo())))
+    told["balanced"] = [batch.tolist() for batch in of(301).shard().balance(lengths).batch(8)]
+
     differ = {}
+    differ["sizes"] = said(of(301, seed=1).shard().batch_by_tokens(400, lengths + RANK))
+    fixed = stoker.from_arrays(np.arange(301), seed=1)
+    other = fixed.order(lambda epoch, rng: np.roll(np.arange(301), RANK)).shard()
+    later = fixed.order(lambda epoch, rng: np.roll(np.arange(301), epoch * RANK)).shard()
+    told["orders"] = [said(other, list), said(later.batch(50).repeat().steps(9), list)]
     differ["seed"] = said(of(seed=3 + RANK).shard().batch(4))
     differ["given"] = said(of(seed=3 if RANK else None).shard().batch(4))
     differ["length"] = said(of(44 - 4 * RANK).shard().batch(4))
@@ -106,13 +136,14 @@ TOLD = """
     dist.barrier()
     dist.destroy_process_group()
     told["gone"] = said(of().shard(rank=RANK, world_size=2).batch(4)), said(later)
+    early = of(seed=1).shard().batch(4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group(
             "gloo", init_method=INIT, rank=RANK, world_size=WORLD,
             timeout=datetime.timedelta(seconds=150),
         )
-    told["anew"] = ids(of().shard().batch(8))
+    told["anew"], told["early"] = ids(of().shard().batch(8)), said(early)
 """
 
 
@@ -144,6 +175,37 @@ def test_ranks_compare_at_the_first_iter_and_after_set_epoch_alone(
     told: list[dict[str, Any]],
 ) -> None:
     assert [each["asked"] for each in told] == [[0, 1, 1], [0, 1, 1]]
+
+
+def test_parts_are_those_of_ranks_that_are_given(told: list[dict[str, Any]]) -> None:
+    assert sorted(x for each in told for x in each["parts"][1]) == list(range(50))
+    for rank, each in enumerate(told):
+        data = stoker.from_arrays(np.arange(50), seed=3)
+        given = data.shuffle().shard(rank=rank, world_size=2).batch(4)
+        even = [int(x) for batch in given for x in batch]
+        assert each["parts"] == [even, list(range(rank, 50, 2))]
+        assert each["process"] == even
+        assert f"shard(rank={rank}, world_size=2)" in each["shown"]
+        (message, filename), (of_loader, _) = each["warned"]
+        assert "each of 2 ranks iterates over all batches of the list" in of_loader
+        assert "each of 2 ranks iterates over all examples" in message
+        assert ".shard()" in message
+        assert filename == "script.py"
+
+
+def test_ranks_take_equal_steps_of_one_plan(told: list[dict[str, Any]]) -> None:
+    assert all("give seed=" in each["unplanned"] for each in told)
+    assert told[0]["plan"] == told[1]["plan"]
+    for epoch in range(2):
+        found = [x for each in told for batch in each["planned"][epoch] for x in batch]
+        assert len({*found}) == len(found) > 301 - 2
+        assert len({len(each["planned"][epoch]) for each in told}) == 1
+    steps = list(zip(*(each["balanced"] for each in told), strict=True))
+    assert all(len({len(batch) for batch in step}) == 1 for step in steps)
+    found = [x for step in steps for batch in step for x in batch]
+    assert len({*found}) == len(found) == 300
+    for each in told:
+        assert all("ranks differ in the order of the epoch" in said for said in each["orders"])
 
 
 ORDERS = """
@@ -234,6 +296,7 @@ DIFFER = {
     "length": "ValueError: ranks differ in length of the data (44 on rank 0, 40 on rank 1): give",
     "chain": "ValueError: ranks differ in chain (rank 0 and rank 1: ",
     "steps": "ValueError: ranks differ in chain (rank 0 and rank 1: ",
+    "sizes": "ValueError: ranks differ in chain (rank 0 and rank 1: ",
     "epoch": "StateError: ranks differ in epoch (0 on rank 0, 2 on rank 1): load the same state",
     "position": "StateError: ranks differ in position (0 on rank 0, 1 on rank 1): load the same",
     "by hand": "ValueError: each of 2 ranks would draw a seed of its own, and parts would overlap",
@@ -255,6 +318,8 @@ def test_without_the_group_a_seed_must_be_given(told: list[dict[str, Any]]) -> N
     assert "give the pipeline seed=" in first[1]
     for each in told:
         assert "give the pipeline seed=" in each["gone"][0]
+        says = "ValueError: .shard() was called before init_process_group, so each of 2 ranks"
+        assert each["early"].startswith(says)
 
 
 ALONE = """

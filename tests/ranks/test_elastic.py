@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import stoker_lmdb
 from hypothesis import given
 from hypothesis import strategies as st
+from test_places import drawing, leave
 
 import stoker
 from stoker.basics import pytree
@@ -26,11 +28,6 @@ Stretch = tuple[int, int, int]
 
 Drawn = tuple[int, int, float]
 """An example, the number of its use, and what was drawn for that."""
-
-
-@stoker.thread_safe
-def drawing(x: Any, rng: np.random.Generator) -> Any:
-    return x, rng.random()
 
 
 def rows(length: int) -> stoker.Pipeline:
@@ -57,47 +54,12 @@ KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
 }
 
 
-class Ranks:
-    """All ranks of a leg, which take their batches one after another.
+@dataclass
+class Leg:
+    """All ranks of a leg, and what was drawn in each step of all of them."""
 
-    Args:
-        build: makes the pipeline of a rank among so many, with so many rows.
-        states: what they load; None to begin an epoch.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[int, int, int], stoker.Pipeline],
-        leg: Stretch,
-        states: Any,
-        epoch: int,
-    ) -> None:
-        world, self.each, self.steps = leg
-        self.ranks = [build(rank, world, self.each) for rank in range(world)]
-        self.drawn: list[list[Drawn]] = []  # of each step, of all ranks
-        self.lengths: list[int] = []
-        for rank in self.ranks:
-            if states is None:
-                rank.set_epoch(epoch)
-            else:
-                rank.load_state_dict(states)
-
-    def run(self) -> list[dict[str, Any]]:
-        """Take the batches, and return the states of all ranks."""
-        each, states = [], []
-        for rank in self.ranks:
-            with iter(rank) as batches:
-                mine = []
-                for ids, draws in itertools.islice(
-                    batches, self.steps if self.steps >= 0 else None
-                ):
-                    uses = rank.last.number.tolist()
-                    mine.append(list(zip(ids.tolist(), uses, draws.tolist(), strict=True)))
-                states.append(through_json(rank.state_dict()))
-            each.append(mine)
-        assert len({*map(len, each)}) == 1, "ranks take equally many steps"
-        self.drawn = [[one for batch in step for one in batch] for step in zip(*each, strict=True)]
-        return states
+    ranks: list[stoker.Pipeline]
+    drawn: list[list[Drawn]]
 
 
 def run(
@@ -106,16 +68,54 @@ def run(
     epoch: int = 0,
     *,
     listed: bool = False,
-) -> list[Ranks]:
-    """Run the legs of an epoch, each from the states of the one before."""
-    legs, states = list[Ranks](), None
-    for leg in plan:
-        legs.append(Ranks(build, leg, states, epoch))
-        saved = legs[-1].run()
+) -> list[Leg]:
+    """Run the legs of an epoch, each from the states of the one before.
+
+    Args:
+        build: makes the pipeline of a rank among so many, with so many rows.
+        listed: whether all states are needed; else one serves all ranks.
+    """
+    legs: list[Leg] = []
+    states: Any = None
+    for world, each, steps in plan:
+        ranks = [build(rank, world, each) for rank in range(world)]
+        taken, saved = [], []
+        for rank in ranks:
+            if states is None:
+                rank.set_epoch(epoch)
+            else:
+                rank.load_state_dict(states)
+            with iter(rank) as batches:
+                mine = []
+                for ids, draws in itertools.islice(batches, steps if steps >= 0 else None):
+                    uses = rank.last.number.tolist()
+                    mine.append(list(zip(ids.tolist(), uses, draws.tolist(), strict=True)))
+                saved.append(through_json(rank.state_dict()))
+            taken.append(mine)
+        assert len({*map(len, taken)}) == 1, "ranks take equally many steps"
+        drawn = [[one for batch in step for one in batch] for step in zip(*taken, strict=True)]
+        legs.append(Leg(ranks, drawn))
         if not listed:
             assert all(state == saved[0] for state in saved), "one state serves all ranks"
         states = saved if listed else saved[0]
     return legs
+
+
+def batches_of(
+    build: Callable[[int, int, int], stoker.Pipeline], plan: Sequence[Stretch]
+) -> list[list[Any]]:
+    """Run the legs of an epoch; return the batches of each rank, leg by leg."""
+    state, found = None, list[list[Any]]()
+    for world, each, steps in plan:
+        for rank in range(world):
+            train = build(rank, world, each)
+            if state is not None:
+                train.load_state_dict(state)
+            with iter(train) as batches:
+                found.append([*itertools.islice(batches, steps if steps >= 0 else None)])
+                saved = through_json(train.state_dict())
+        state = saved  # that of one rank is enough
+    return found
 
 
 def of_kind(kind: str, length: int) -> Callable[[int, int, int], stoker.Pipeline]:
@@ -377,49 +377,43 @@ def is_wanted(x: Any) -> bool:
     return bool(x % 3)
 
 
-@pytest.mark.parametrize("block", [None, 4])
-@pytest.mark.parametrize("budget", [0, "100%"])
+SIFTED: dict[str, Callable[[int], stoker.Pipeline]] = {
+    "shuffled": lambda n: stoker.from_dataset(range(n), seed=7).shuffle(),
+    "blocks": lambda n: stoker.from_dataset(range(n), seed=7).shuffle(block=4),
+    "budget": lambda n: stoker.from_dataset(Faulty(n), seed=7, max_errors="100%").shuffle(),
+    "budget, blocks": lambda n: stoker.from_dataset(Faulty(n), seed=7, max_errors="100%").shuffle(
+        block=4
+    ),
+    "mixture": lambda n: mixture(n, "first"),
+}
+
+
+@pytest.mark.parametrize("kind", SIFTED)
 @few(8)
 @given(data=st.data(), length=st.integers(80, 200), epoch=st.integers(0, 1))
 def test_what_filters_and_budgets_let_through_comes_once(
-    block: Any, budget: Any, data: st.DataObject, length: int, epoch: int
+    kind: str, data: st.DataObject, length: int, epoch: int
 ) -> None:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        source: Any = Faulty(length) if budget == "100%" else range(length)
-        train = stoker.from_dataset(source, seed=7, max_errors=budget)
-        train = train.shuffle(block=block).shard(rank=rank, world_size=world).filter(is_wanted)
-        train = train.random_map(drawing).batch(each)
-        return train.steps(1_000).workers(0) if world > 1 else train.workers(0)
-
-    left = {x for x in range(length) if is_wanted(x) and not (budget == "100%" and x % 11 == 3)}
-    plan = data.draw(plans(length // 3), label="plan")
-    plan[-1] = 1, plan[-1][1], -1  # alone it sees to the end
-    (whole,) = run(build, [(1, 9, -1)], epoch)
-    expected = {one for step in whole.drawn for one in step}
-    legs = run(build, plan, epoch, listed=True)
-    found = [one for leg in legs for step in leg.drawn for one in step]
-    assert len(set(found)) == len(found)
-    assert {x for x, _, _ in found} == left
-    assert set(found) == expected
-
-
-@few(6)
-@given(data=st.data(), length=st.integers(100, 200))
-def test_what_filters_leave_of_a_mixture_comes_once(data: st.DataObject, length: int) -> None:
-    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        train = mixture(length, "first").shard(rank=rank, world_size=world).filter(is_wanted)
+        train = SIFTED[kind](length).shard(rank=rank, world_size=world).filter(is_wanted)
         train = train.random_map(drawing).batch(each).workers(0)
         return train.steps(1_000) if world > 1 else train
 
-    (whole,) = run(build, [(1, 9, -1)])
+    epoch *= kind != "mixture"  # a later one of a mixture has examples of two of its parts' epochs
+    (whole,) = run(build, [(1, 9, -1)], epoch)
     expected = {one for step in whole.drawn for one in step}
-    plan = data.draw(plans(len(expected) // 3), label="plan")
-    plan[-1] = 1, plan[-1][1], -1
-    legs = run(build, plan, listed=True)
+    rows = len(expected) if kind == "mixture" else length
+    plan = data.draw(plans(rows // 3), label="plan")
+    plan[-1] = 1, plan[-1][1], -1  # alone it sees to the end
+    legs = run(build, plan, epoch, listed=True)
     found = [one for leg in legs for step in leg.drawn for one in step]
     assert len(set(found)) == len(found)
     assert set(found) == expected
-    assert sum(part.fresh_examples for part in legs[-1].ranks[0].stats().parts) > 0
+    if kind == "mixture":
+        assert sum(part.fresh_examples for part in legs[-1].ranks[0].stats().parts) > 0
+        return
+    fails = range(3, length, 11) if "budget" in kind else ()
+    assert {x for x, _, _ in found} == {x for x in range(length) if is_wanted(x) and x not in fails}
 
 
 def test_states_of_filters_are_each_rank_s_own() -> None:
@@ -454,17 +448,8 @@ def test_maps_behind_batches_draw_nothing_twice() -> None:
         train = rows(120).shuffle().shard(rank=rank, world_size=world).batch(each)
         return train.random_map(shifted)
 
-    drawn: list[float] = []
-    state = None
-    for world, each, steps in ((2, 6, 3), (4, 3, 2), (1, 12, 1), (3, 4, 3)):
-        for rank in range(world):
-            train = build(rank, world, each)
-            if state is not None:
-                train.load_state_dict(state)
-            with iter(train) as batches:
-                drawn += [number for _, number in itertools.islice(batches, steps)]
-                saved = train.state_dict()
-        state = saved
+    plan = [(2, 6, 3), (4, 3, 2), (1, 12, 1), (3, 4, 3)]
+    drawn = [draw for of_rank in batches_of(build, plan) for _, draw in of_rank]
     assert len(set(drawn)) == len(drawn) == 24
 
 
@@ -475,20 +460,12 @@ def test_evaluation_goes_on_with_every_example_once(
     pad: Any, data: st.DataObject, length: int
 ) -> None:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        return rows(length).shard(rank=rank, world_size=world, remainder=pad).batch(each)
+        dealt = rows(length).shard(rank=rank, world_size=world, remainder=pad, mask="valid")
+        return dealt.batch(each)
 
     plan = data.draw(plans(length, most=3), label="plan")
-    state, found = None, []
-    for world, each, steps in plan:
-        for rank in range(world):
-            train = build(rank, world, each)
-            if state is not None:
-                train.load_state_dict(state)
-            with iter(train) as batches:
-                for ids in itertools.islice(batches, steps if steps >= 0 else None):
-                    found += ids[train.last.valid].tolist()
-                saved = train.state_dict()
-        state = saved
+    taken = [batch for of_rank in batches_of(build, plan) for batch in of_rank]
+    found = [x for ids, valid in taken for x in ids[valid].tolist()]
     assert sorted(found) == list(range(length))
 
 
@@ -544,74 +521,47 @@ def test_the_log_says_where_others_go_on(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-Made = Callable[[stoker.Pipeline, int, int], stoker.Pipeline]
+Made = Callable[[stoker.Pipeline, Callable[..., stoker.Pipeline]], stoker.Pipeline]
 EVEN = np.arange(200) % 3 + 1
 REFUSED: dict[str, tuple[Made, str]] = {
     "fixed parts": (
-        lambda p, rank, world: p.shard(rank=rank, world_size=world).shuffle().batch(4),
+        lambda p, dealt: dealt(p).shuffle().batch(4),
         r"shuffles a fixed part of its own: put .shuffle\(\) before .shard\(\)",
     ),
     "uneven parts": (
-        lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world_size=world, remainder="uneven").batch(4)
-        ),
+        lambda p, dealt: dealt(p.shuffle(), remainder="uneven").batch(4),
         "do not end together",
     ),
     "cuts of parts": (
-        lambda p, rank, world: p.shuffle().shard(rank=rank, world_size=world).take(40).batch(4),
+        lambda p, dealt: dealt(p.shuffle()).take(40).batch(4),
         r"\.take\(\) and \.skip\(\) behind \.shard\(\)",
     ),
     "scan": (
-        lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world_size=world).scan(running, 0).batch(4).steps(9)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).scan(running, 0).batch(4).steps(9),
         r"what \.scan\(running\) is at the middle of is the rank's own",
     ),
     "windows": (
-        lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world_size=world).apply(stoker_lmdb.Every(3)).batch(4)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).apply(stoker_lmdb.Every(3)).batch(4),
         r"what \.every\(3\): window is at the middle of is the rank's own",
     ),
     "echo and pack": (
-        lambda p, rank, world: (
-            p.shuffle()
-            .shard(rank=rank, world_size=world)
-            .map(text)
-            .echo(2, pool=9)
-            .pack(8)
-            .batch(4)
-            .steps(3)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).map(text).echo(2, pool=9).pack(8).batch(4).steps(3),
         r"what \.pack\(8\) joins before or behind the pool of \.echo\(2\) is the rank's own",
     ),
     "batch echo": (
-        lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world_size=world).batch(4).echo(2, pool=3)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).batch(4).echo(2, pool=3),
         r"the batches in the pool of \.echo\(2\) are the rank's own",
     ),
     "echo and filter": (
-        lambda p, rank, world: (
-            p.shuffle()
-            .shard(rank=rank, world_size=world)
-            .filter(odd)
-            .echo(2, pool=24)
-            .batch(4)
-            .steps(9)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).filter(odd).echo(2, pool=24).batch(4).steps(9),
         r"what is left out in front of the pool of \.echo",
     ),
     "echo behind tokens": (
-        lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world_size=world).batch_by_tokens(12, EVEN).echo(2, pool=3)
-        ),
+        lambda p, dealt: dealt(p.shuffle()).batch_by_tokens(12, EVEN).echo(2, pool=3),
         r"the batches in the pool of \.echo\(2\) are the rank's own",
     ),
     "mixed blocks": (
-        lambda p, rank, world: (
-            stoker.mix([p.shuffle(block=4)], seed=1).shard(rank=rank, world_size=world).batch(4)
-        ),
+        lambda p, dealt: dealt(stoker.mix([p.shuffle(block=4)], seed=1)).batch(4),
         "because parts are shuffled by blocks",
     ),
 }
@@ -636,12 +586,10 @@ def test_what_cannot_go_on_with_others_says_so_and_can_between_epochs(what: str)
     make, why = REFUSED[what]
 
     def build(rank: int, world: int) -> stoker.Pipeline:
-        return make(rows(200), rank, world)
+        return make(rows(200), lambda p, **how: p.shard(rank=rank, world_size=world, **how))
 
     train = build(0, 4)
-    with iter(train) as batches:
-        next(batches)
-        state = train.state_dict()
+    state = leave(train, 1)
     with pytest.raises(stoker.StateError, match=why) as caught:
         build(0, 3).load_state_dict(state)
     assert "with 3 ranks instead of 4" in str(caught.value)

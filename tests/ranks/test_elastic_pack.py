@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_elastic import KINDS, Faulty, mixture, rows
+from test_elastic import KINDS, Faulty, batches_of, mixture, rows
+from test_places import leave
 
 import stoker
 from strategies import FULL, few, opened, shortened, signed, through_json
@@ -230,9 +231,7 @@ def test_a_document_that_became_shorter_is_noticed() -> None:
         return train.map(lambda x: np.arange(count)).pack(LENGTH)
 
     train, other = build(40).batch(1), build(10).batch(2)
-    with iter(train) as batches:
-        next(batches)
-        other.load_state_dict(train.state_dict())
+    other.load_state_dict(leave(train, 1))
     with pytest.raises(stoker.StateError, match="has become shorter"):
         list(other)
 
@@ -248,9 +247,7 @@ def test_damaged_starts_are_refused(change: dict[str, Any]) -> None:
     build, states = states_of(4, 2)
     train = build(0, 1, 2)
     train.load_state_dict(states)
-    with iter(train) as batches:
-        next(batches)
-        state = opened(train.state_dict())
+    state = opened(leave(train, 1))
     assert state["leg"]["offsets"]
     crafted = signed({**state, "leg": {**state["leg"], **change}})
     with pytest.raises(stoker.StateError, match="damaged"):
@@ -273,20 +270,12 @@ def planned(kind: str, length: int, fit: str, *, balanced: bool = False) -> Buil
     return build
 
 
-def global_batches(build: Build, legs: list[tuple[int, int | None]], total: int) -> list[Any]:
+def global_batches(build: Build, legs: list[tuple[int, int]], total: int) -> list[Any]:
     """Return the sequences of each step of all ranks, with their draws, leg by leg."""
-    states, found = None, []
-    for world, steps in legs:
-        batches = []
-        for rank in range(world):
-            train = build(rank, world, total // world)
-            if states is not None:
-                train.load_state_dict(states)
-            with iter(train) as outputs:
-                batches.append([*itertools.islice(outputs, steps)])
-                state = through_json(train.state_dict())
-        states = state  # that of one rank is enough
-        for step in zip(*batches, strict=True):
+    plan = [(world, total // world, steps) for world, steps in legs]
+    of_ranks, found = iter(batches_of(build, plan)), []
+    for world, _ in legs:
+        for step in zip(*itertools.islice(of_ranks, world), strict=True):
             rows = [
                 (*row.tolist(), int(draw))
                 for batch in step
@@ -303,8 +292,8 @@ def test_global_batches_are_the_same_for_any_ranks_where_lengths_are_known(
     kind: str, fit: str, balanced: bool
 ) -> None:
     build = planned(kind, 150, fit, balanced=balanced)
-    alone = global_batches(planned(kind, 150, fit), [(1, None)], 12)
-    found = global_batches(build, [(4, 2), (2, 1), (3, 3), (6, None)], 12)
+    alone = global_batches(planned(kind, 150, fit), [(1, -1)], 12)
+    found = global_batches(build, [(4, 2), (2, 1), (3, 3), (6, -1)], 12)
     whole = [batch for batch in alone if len(batch) == 12]
     assert found[: len(whole)] == whole
     assert len(whole) > 6
@@ -326,10 +315,7 @@ def test_what_ranks_have_of_their_own_is_refused(change: Any, says: str) -> None
     def build(rank: int, world: int) -> Any:
         return change(documents("shuffled", 90, rank, world)).batch(2).steps(20)
 
-    train = build(0, 2)
-    with iter(train) as batches:
-        next(batches)
-        state = train.state_dict()
+    state = leave(build(0, 2), 1)
     with pytest.raises(stoker.StateError, match=says):
         build(0, 3).load_state_dict(state)
 
@@ -345,11 +331,7 @@ def test_damaged_windows_are_refused(change: dict[str, Any]) -> None:
     def build() -> stoker.Pipeline:
         return documents("shuffled", 90).pack(LENGTH, **FITS["best"]).batch(2)
 
-    train = build()
-    with iter(train) as batches:
-        next(batches)
-        state = train.state_dict()
-    fields = opened(state)
+    fields = opened(leave(build(), 1))
     (node,) = fields["parts"]
     with pytest.raises(stoker.StateError, match="damaged"):
         build().load_state_dict(signed({**fields, "parts": [{**node, **change}]}))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_places import drawing, leave
 
 import stoker
 from stoker.testing import check_resume
@@ -25,11 +26,6 @@ class Numbers(BeginsAnew):
 @stoker.thread_safe
 class Going(GoesOn):
     """The same for any workers."""
-
-
-@stoker.thread_safe
-def drawing(x: Any, rng: Any) -> Any:
-    return x, rng.random()
 
 
 def build(
@@ -169,14 +165,6 @@ def test_a_leg_is_resumed_bit_for_bit(legs: list[tuple[int, int, int]], skipped:
     following = build(Numbers(300), last[0] - 1, *last)
     following.set_epoch(1)
     assert stream(resumed) == stream(following)
-
-
-def leave(train: stoker.Pipeline, steps: int) -> dict[str, Any]:
-    with iter(train) as batches:
-        for _ in itertools.islice(batches, steps):
-            pass
-        state: dict[str, Any] = through_json(train.state_dict())
-    return state
 
 
 @pytest.mark.parametrize("steps", [3, 4])

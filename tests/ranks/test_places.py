@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.schedule.orders.order import TRUE_PERMUTATION_LIMIT
-from strategies import few, one_in
+from strategies import few, one_in, through_json
 
 PLANS = [(4, 8), (2, 16), (8, 4), (1, 32)]
 """Worlds, and rows of a rank, of the same global batch."""
@@ -79,6 +80,15 @@ def taken(train: stoker.Pipeline, epoch: int) -> tuple[list[list[int]], Drawn]:
         uses = train.last.number.tolist()
         drawn += zip(zip(ids.tolist(), uses, strict=True), draws.tolist(), strict=True)
     return batches, drawn
+
+
+def leave(train: stoker.Pipeline, steps: int) -> dict[str, Any]:
+    """Take so many batches and return the state there."""
+    with iter(train) as batches:
+        for _ in itertools.islice(batches, steps):
+            pass
+        state: dict[str, Any] = through_json(train.state_dict())
+    return state
 
 
 def of_all(ranks: list[stoker.Pipeline], epoch: int) -> tuple[list[list[int]], Drawn]:

@@ -99,3 +99,19 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``stoker run`` with arguments."""
     return start(folder, sys.executable, *COMMAND, *arguments, **variables)
+
+
+def run_both(
+    folder: Path, *words: str | os.PathLike[str], code: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``stoker run``, and what it runs by itself; return how the former ended.
+
+    Both end with a code, and print the same: what was trained on was the same. ``words``: those of
+    ``stoker run``, then the script and its own.
+    """
+    script = next(at for at, word in enumerate(words) if os.fspath(word).endswith(".py"))
+    plain = start(folder, sys.executable, *words[script:])
+    found = run(folder, *words, **variables)
+    assert plain.returncode == found.returncode == code, found.stderr
+    assert found.stdout == plain.stdout
+    return found

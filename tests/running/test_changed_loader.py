@@ -299,41 +299,43 @@ def test_a_process_that_the_script_forks_leaves_workers_that_persist() -> None:
     assert [batch.tolist() for batch in changed.iterate(loader)] == expected
 
 
-def test_a_dataset_that_changes_between_epochs_reaches_workers_that_persist() -> None:
-    loader = DataLoader(Squares(8), 4)
-    changed = change(loader, LoaderSettings(1, 2, True))
-    for scale in (1, 1, 5):
-        loader.dataset.scale = scale
-        (first, _) = changed.iterate(loader)
-        assert first[1, 0] == scale
+CHANGES: list[Any] = [
+    lambda dataset: None,
+    lambda dataset: setattr(dataset, "scale", 5),
+    lambda dataset: dataset.table.__setitem__(77_777, 1),
+    lambda dataset: dataset.files.__setitem__(2500, ("", 2510)),
+    lambda dataset: dataset.noise.__setitem__(1, 0.5),
+    lambda dataset: setattr(dataset.helper, "count", 7),
+    lambda dataset: dataset.own.seed(3),
+]
 
 
 @pytest.mark.parametrize("kind", [np.zeros, torch.zeros], ids=["array", "tensor"])
-def test_a_change_in_a_large_array_or_a_long_list_reaches_workers_that_persist(kind: Any) -> None:
+def test_what_changes_between_epochs_reaches_workers_that_persist(kind: Any) -> None:
+    """Be it a number, a value of a large array or of a long list, or inside of an object."""
     dataset: Any = Squares(4)
     dataset.table, dataset.files = kind(1 << 18), [("", index) for index in range(5000)]
     dataset.noise = torch.zeros(3, dtype=torch.bfloat16)
-    loader = DataLoader(dataset, 4, collate_fn=_Sums(dataset))
+    dataset.helper, dataset.own = _Helper(), random.Random(0)
+    loader = DataLoader(dataset, 4, collate_fn=functools.partial(_tell, dataset))
     changed = change(loader, LoaderSettings(1, 2, True))
-    sums = []
-    for _ in range(4):
-        sums += changed.iterate(loader)
-        if len(sums) == 1:
-            dataset.table[77_777] = 1
-        elif len(sums) == 2:
-            dataset.files[2500] = ("", 2510)
-        else:
-            dataset.noise[1] = 0.5
-    assert sums == [0, 1, 11, 11.5]
+    seen = [*changed.iterate(loader)]
+    for change_it in CHANGES:
+        change_it(dataset)
+        seen += changed.iterate(loader)
+        assert seen[-1] == _tell(dataset, [])
+    assert len(set(seen)) == len(CHANGES), "the first one changes nothing"
 
 
-class _Sums:
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __call__(self, examples: list[Any]) -> float:
-        moved = self.dataset.files[2500][1] - 2500
-        return float(self.dataset.table.sum() + moved + self.dataset.noise.float().sum())
+def _tell(dataset: Any, examples: list[Any]) -> tuple[Any, ...]:
+    return (
+        dataset.scale,
+        float(dataset.table.sum()),
+        dataset.files[2500],
+        float(dataset.noise.float().sum()),
+        dataset.helper.count,
+        dataset.own.getstate(),
+    )
 
 
 def test_a_dataset_that_changes_during_an_epoch_has_the_change_undone() -> None:
@@ -415,13 +417,9 @@ def test_a_sampler_that_gives_more_than_it_said() -> None:
 
 def choice_of(loader: Any, /, **plan: Any) -> LoaderChoice:
     before = _states()
-    found = choose(loader, dataloader, RunPlan(**{**_as_dict(PLAN), **plan}), "here")
+    found = choose(loader, dataloader, msgspec.structs.replace(PLAN, **plan), "here")
     assert _states() == before
     return found
-
-
-def _as_dict(plan: RunPlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__struct_fields__}
 
 
 def _states() -> list[Any]:
@@ -625,31 +623,10 @@ def test_what_only_the_first_reading_leaves_is_no_obstacle() -> None:
 
 
 def test_what_the_script_changes_between_epochs_is_not_kept() -> None:
-    plan = msgspec.structs.replace(PLAN, changes=["epoch"], cache=True, persistent=True)
-    found = choose(DataLoader(Squares(), 4), dataloader, plan, "here")
+    found = choice_of(DataLoader(Squares(), 4), changes=["epoch"], cache=True, persistent=True)
     assert found.new == LoaderSettings(2, 2, False)
     assert "not persistent: the script changes its dataset between epochs (epoch)" in found.why
     assert "not cached: the script changes its dataset" in found.why
-
-
-def test_a_change_inside_an_object_of_the_users_reaches_workers_that_persist() -> None:
-    dataset: Any = Squares(4)
-    dataset.helper, dataset.own = _Helper(), random.Random(0)
-    loader = DataLoader(dataset, 4, collate_fn=functools.partial(_tell, dataset))
-    changed = change(loader, LoaderSettings(1, 2, True))
-    seen = list(changed.iterate(loader))
-    dataset.helper.count = 5
-    seen += changed.iterate(loader)
-    dataset.own.seed(3)
-    seen += changed.iterate(loader)
-    assert seen == [
-        (0, random.Random(0).random()),
-        *[(5, random.Random(s).random()) for s in (0, 3)],
-    ]
-
-
-def _tell(dataset: Any, examples: list[Any]) -> tuple[int, float]:
-    return dataset.helper.count, dataset.own.random()
 
 
 def test_random_examples_are_drawn_by_other_workers_unless_they_are_to_be_exact() -> None:

@@ -17,7 +17,15 @@ import pytest
 
 from analysis.reports import PREP, about, job
 from command_line import call
-from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
+from running.run_scripts import (
+    COMMAND,
+    PRELUDE,
+    run,
+    run_both,
+    start,
+    write_advice,
+    write_script,
+)
 from scripts import TIMEOUT_S
 from stoker.analysis.model.report import (
     Action,
@@ -47,19 +55,18 @@ if __name__ == "__main__":
 def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{LINE}")
-    plain = start(tmp_path, sys.executable, script.name, "--lr", "1")
     words = "--apply", report, script.name, "--lr", "1"
     with tempfile.TemporaryDirectory() as folder:  # workers' sockets need a short path
-        found = run(tmp_path, *words, TMPDIR=folder)
+        found = run_both(tmp_path, *words, code=3, TMPDIR=folder)
         assert [*Path(folder).glob("pymp-*")] == []
-    assert plain.returncode == found.returncode == 3, found.stderr
-    assert found.stdout == plain.stdout
     lines = found.stderr.splitlines()
     assert lines[0] == (
         f"stoker run: train.py:{LINE}: num_workers 0 -> 2, persistent; same batches, checked"
     )
     compared = "8 batches compared with the script's own, bit for bit: the same"
     assert any(line.startswith(f"stoker run: train.py:{LINE}: {compared}") for line in lines)
+    turned_off = run(tmp_path, *words, STOKER_RUN="0")
+    assert (turned_off.returncode, turned_off.stderr) == (3, "")
 
 
 @pytest.mark.full
@@ -179,16 +186,10 @@ if __name__ == "__main__":
 @pytest.mark.full
 def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     script = write_script(tmp_path, CACHED)
-    line = (
-        script.read_text().splitlines().index("    loader = DataLoader(Slow(), 8, shuffle=True)")
-        + 1
-    )
+    lines = script.read_text().splitlines()
+    line = 1 + lines.index("    loader = DataLoader(Slow(), 8, shuffle=True)")
     report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
-    plain = start(tmp_path, sys.executable, script.name)
-    words = "--exact", "--apply", report, "--cache"
-    found = run(tmp_path, *words, script.name)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, "--exact", "--apply", report, "--cache", script.name)
     assert f"train.py:{line}: cached (2" in found.stderr
     assert "not cached: its examples are random" in found.stderr
     assert f"train.py:{line + 3}: cached (" in found.stderr
@@ -213,10 +214,7 @@ if __name__ == "__main__":
 def test_what_was_undone_stays_so_where_loaders_are_built_anew(tmp_path: Path) -> None:
     script = write_script(tmp_path, UNEQUAL)
     report = write_advice(tmp_path, "num_workers=2")
-    plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, script.name)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, "--apply", report, script.name)
     assert found.stderr.count("batch 1 differs: ") == 1
 
 
@@ -245,11 +243,7 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
     tmp_path: Path,
 ) -> None:
     script = write_script(tmp_path, DRAWN_ANEW)
-    plain = start(tmp_path, sys.executable, script.name)
-    wanted = ("--apply", write_advice(tmp_path), "--cache")
-    found = run(tmp_path, *wanted, script.name)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, "--apply", write_advice(tmp_path), "--cache", script.name)
     lines = found.stderr.splitlines()
     assert sum(": cached (2" in line for line in lines) == 1
     assert sum("3 batches compared with the script's own" in line for line in lines) == 2
@@ -267,15 +261,6 @@ def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_environment_variable_turns_it_off(tmp_path: Path) -> None:
-    script = write_script(tmp_path, PLAIN)
-    report = write_advice(tmp_path, "num_workers=2")
-    found = run(tmp_path, "--apply", report, script.name, STOKER_RUN="0")
-    assert found.returncode == 3
-    assert found.stderr == ""
-
-
-@pytest.mark.full
 def test_a_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     body = """
     class Torn(Rows):
@@ -288,9 +273,7 @@ def test_a_traceback_is_the_scripts_own(tmp_path: Path) -> None:
     """
     script = write_script(tmp_path, body)
     report = write_advice(tmp_path, "num_workers=2")
-    plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, script.name)
-    assert plain.returncode == found.returncode == 1
+    found = run_both(tmp_path, "--apply", report, script.name, code=1)
     assert "ValueError: row 21 is torn" in found.stderr.splitlines()
     assert found.stderr.count("Traceback") == 1
     assert "worker process" not in found.stderr.replace("a worker failed", "")
@@ -433,10 +416,7 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     script = write_script(tmp_path, SHAPES[shape])
     line = f"train.py:{LINE + 3}"  # of the endless one
     report = write_advice(tmp_path, "num_workers=2", loader=line)
-    plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, script.name)
-    assert plain.returncode == found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, "--apply", report, script.name)
     assert "Exception ignored" not in found.stderr
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
     if shape == "stream":
@@ -480,10 +460,7 @@ def test_an_evaluation_on_the_training_loader_is_the_scripts_own(
     script = write_script(tmp_path, EVALUATES)
     line = PRELUDE.count("\n") + EVALUATES[: EVALUATES.index("loader =")].count("\n") + 3
     report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{line}")
-    plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, script.name)
-    assert plain.returncode == found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, "--apply", report, script.name)
     compared = re.findall(r"(\d+) batches compared .*: the same", found.stderr)
     assert compared == ["19", "32"], "together, not an epoch each"
 

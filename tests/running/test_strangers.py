@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from analysis.analyses import analyze, measured
-from running.run_scripts import run, start, write_script
+from running.run_scripts import run, run_both, write_script
 
 pytest.importorskip("torch")
 
@@ -28,7 +27,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
 @measured
 def test_a_vision_script_that_augments_by_itself_without_workers_is_sped_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -39,7 +37,7 @@ def test_a_vision_script_that_augments_by_itself_without_workers_is_sped_up(
         found = analyze(tmp_path, script.name, "--epochs", "1000", seconds=20)
         assert [*Path(folder).glob("pymp-*"), *Path(folder).glob("stoker-*")] == []
     monkeypatch.undo()
-    assert found.report is not None, found.errors
+    assert found.told
     verdict, action, command, *_ = found.out.strip().splitlines()
     assert "limited by preparing data: it loses" in verdict
     assert re.match(r"Use \d workers? instead of 0: [\d.]+ times as fast", action)
@@ -71,20 +69,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
 @measured
 def test_a_dataset_that_the_script_changes_between_epochs_keeps_its_changes(
     tmp_path: Path,
 ) -> None:
     script = write_script(tmp_path, CHANGED)
     found = analyze(tmp_path, script.name, "10000", seconds=20)
-    assert found.report is not None, found.errors
-    assert found.report["loader"]["changes"] == ["epoch"]
-    plain = start(tmp_path, sys.executable, script.name, "4")
-    words = "--cache", "--apply", "report.json", script.name, "4"
-    applied = run(tmp_path, *words)
-    assert applied.returncode == 0, applied.stderr
-    assert applied.stdout == plain.stdout
+    assert found.told["loader"]["changes"] == ["epoch"]
+    applied = run_both(tmp_path, "--cache", "--apply", "report.json", script.name, "4")
     assert "not cached: the script changes its dataset between epochs (epoch)" in applied.stderr
     assert "persistent; " not in applied.stderr
 
@@ -107,10 +99,7 @@ def test_a_dataset_that_counts_its_reads_is_left_alone_before_it_is_measured(
     tmp_path: Path,
 ) -> None:
     script = write_script(tmp_path, COUNTS)
-    plain = start(tmp_path, sys.executable, script.name, "300")
-    found = run(tmp_path, script.name, "300")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == plain.stdout
+    found = run_both(tmp_path, script.name, "300")
     assert "it runs as it is: train.py:" in found.stderr
     assert "changes what the dataset holds (reads), and other workers" in found.stderr
     assert "P: data in memory" not in found.stderr
@@ -140,17 +129,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
 @measured
 def test_a_pipeline_of_stoker_is_seen(tmp_path: Path) -> None:
     script = write_script(tmp_path, PIPELINE)
     found = analyze(tmp_path, script.name, "10000", seconds=20)
     assert found.code == 0, found.errors
-    assert found.report is not None
-    assert found.report["bound"] == "prep"
-    assert "map(slow)" in found.report["stages"]
-    assert found.report["loader"]["name"].startswith("train.py:")
-    assert found.report["command"][-2:] == ["train.py", "10000"]
+    assert found.told["bound"] == "prep"
+    assert "map(slow)" in found.told["stages"]
+    assert found.told["loader"]["name"].startswith("train.py:")
+    assert found.told["command"][-2:] == ["train.py", "10000"]
     applied = run(tmp_path, script.name, "100")
     assert applied.returncode == 0, applied.stderr
     assert "its code is yours to edit" in applied.stderr

@@ -181,9 +181,11 @@ def test_it_draws_what_the_model_draws(case: Case) -> None:
 
 
 @given(cases())
-def test_every_fresh_item_is_used_in_the_step_it_enters_and_at_most_so_often(case: Case) -> None:
+def test_every_fresh_item_is_used_in_the_step_it_enters_and_seldom_enough(case: Case) -> None:
+    """At most as often as was said, never twice in a step nor in two that follow each other."""
     pool = case.pool()
     seen: Counter[int] = Counter()
+    before: set[int] = set()
     for step in steps(case, pool):
         drawn, numbers = step.draw.ordinals.tolist(), step.draw.uses.tolist()
         entering = range(step.first, step.first + step.fresh)
@@ -192,19 +194,12 @@ def test_every_fresh_item_is_used_in_the_step_it_enters_and_at_most_so_often(cas
             assert use == seen[n]
             seen[n] += 1
         assert pool.uses == sum(seen.values())
+        assert len(set(drawn)) == len(drawn) == case.group
+        assert not before.intersection(drawn)
+        assert step.draw.duplicates == 0
+        before = set(drawn)
     assert set(seen) == set(range(pool.admitted))
     assert max(seen.values(), default=0) <= case.max_factor
-
-
-@given(cases())
-def test_no_item_is_used_twice_in_a_step_nor_in_two_that_follow_each_other(case: Case) -> None:
-    before: set[int] = set()
-    for step in steps(case):
-        drawn = set(step.draw.ordinals.tolist())
-        assert len(drawn) == len(step.draw.ordinals) == case.group
-        assert not drawn & before
-        assert step.draw.duplicates == 0
-        before = drawn
 
 
 @given(cases(max_steps=120))
@@ -273,29 +268,25 @@ def test_shares_are_even_and_asked_for_only_where_few_copies_are_left(case: Case
 
 
 @given(cases())
-def test_what_is_used_again_is_what_has_rested_longest(case: Case) -> None:
+def test_what_is_used_again_is_what_has_rested_longest_and_the_most_used_is_dropped(
+    case: Case,
+) -> None:
+    """A full pool drops the most used, then the oldest."""
+    pool = case.pool()
+    uses: Counter[int] = Counter()
     last: dict[int, int] = {}
     gone: set[int] = set()
-    for number, step in enumerate(steps(case)):
+    for number, step in enumerate(steps(case, pool)):
         drawn = set(step.draw.ordinals.tolist())
         left = [last[n] for n in last.keys() - gone - drawn]
         again = [last[n] for n in drawn if n < step.first]
         assert max(again, default=-1) <= min(left, default=number)
         assert step.draw.repeats == len(again)
         assert step.draw.distance_sum == sum(number - at for at in again)
+        uses.update(drawn)
         last |= dict.fromkeys(drawn, number)
-        gone |= set(step.draw.ordinals[step.draw.last].tolist()) | set(step.draw.dropped.tolist())
-
-
-@given(cases())
-def test_a_full_pool_drops_the_most_used_then_the_oldest(case: Case) -> None:
-    pool = case.pool()
-    uses: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    for number, step in enumerate(steps(case, pool)):
-        uses.update(step.draw.ordinals.tolist())
-        last |= dict.fromkeys(step.draw.ordinals.tolist(), number)
         kept, dropped = pool.held_ordinals().tolist(), step.draw.dropped.tolist()
+        gone |= {*step.draw.ordinals[step.draw.last].tolist(), *dropped}
         assert pool.held == len(kept) <= case.size
         assert not dropped or len(kept) == case.size
         worst = max(((uses[n], -last[n]) for n in kept), default=(0, 0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.schedule.echo_record import Decisions, EchoRecord, decode, encode
-from strategies import FULL
+from strategies import FULL, paths_of
 
 decisions = st.builds(Decisions, st.just(0), st.integers(0, 10**6), st.binary(max_size=300))
 
@@ -126,21 +126,14 @@ def test_a_record_of_another_format_is_refused(other: Any) -> None:
     assert f"format {other}; this version reads 2" in refused({**sound(), "format": other})
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    children = list(value.items()) if isinstance(value, dict) else []
-    found = [path] if path else []
-    for key, child in children:
-        found += places(child, (*path, key))
-    return found
-
-
 WRONG: list[Any] = [None, "x", -1, 2.5, [], {}, [[]], {"x": 1}, "?" * 40]
 
 
 @given(st.data())
 def test_a_damaged_record_is_refused_in_one_line(data: st.DataObject) -> None:
     damaged = copy.deepcopy(sound())
-    path = data.draw(st.sampled_from(places(damaged)), label="where")
+    where = [path for path in paths_of(damaged) if path[0] != "pipeline" or len(path) == 1]
+    path = data.draw(st.sampled_from(where), label="where")
     wrong = data.draw(st.sampled_from(WRONG), label="by")
     at: Any = damaged
     for step in path[:-1]:

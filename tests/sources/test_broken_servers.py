@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import socket
@@ -17,6 +18,8 @@ import pytest
 import stoker
 from servers import serving
 from stoker.sources import files
+from stoker.sources.remote import failures
+from stoker.sources.remote.failures import StatusError, retry
 
 BODY = bytes(range(256)) * 40
 LONG_S = 1000.0  # never waited for
@@ -74,8 +77,8 @@ def chunked(body: bytes, *, end: bytes = b"0\r\n\r\n") -> bytes:
     return head + b"%x\r\n" % len(body) + body + b"\r\n" + end
 
 
-def read(url: str, timeout_s: float) -> bytes:
-    ((_, data),) = stoker.from_files([url], timeout_s=timeout_s)
+def read(url: str, timeout_s: float, **how: Any) -> bytes:
+    ((_, data),) = stoker.from_files([url], timeout_s=timeout_s, **how)
     return data
 
 
@@ -149,10 +152,13 @@ def test_redirects_in_a_loop_end() -> None:
 
 @pytest.mark.parametrize("called", ["identity", "utf-8", "aws-chunked", "Identity, aws-chunked"])
 def test_plain_bytes_are_asked_for_and_may_have_these_names(called: str) -> None:
+    options = {"headers": {"Authorization": "Bearer x"}, "client_kwargs": {"trust_env": False}}
     with answering(answer(BODY, f"Content-Encoding: {called}")) as server:
-        assert read(server.url, LONG_S) == BODY
-        assert "accept-encoding: identity" in server.heads[0].lower()
-        assert "\r\nrange:" not in server.heads[0].lower()
+        assert read(server.url, LONG_S, storage_options=options) == BODY
+        head = server.heads[0].lower()
+        assert "accept-encoding: identity" in head
+        assert "authorization: bearer x" in head
+        assert "\r\nrange:" not in head
 
 
 def test_a_body_that_is_longer_than_promised_is_refused_or_ends_where_it_was_promised() -> None:
@@ -205,3 +211,54 @@ def test_headers_that_never_end_are_given_up() -> None:
 
     with answering(endless) as server, pytest.raises(stoker.StageError):
         read(server.url, 0.2)
+
+
+# -- how long is waited, on a clock of the test's own
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.slept_s: list[float] = []
+        patch.setattr(failures.time, "monotonic", lambda: self.now_s)
+        patch.setattr(failures.asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+def tried(failures: list[Any], timeout_s: float = 60.0) -> str:
+    """Run an attempt that fails so often before it works."""
+
+    async def attempt() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "read"
+
+    return asyncio.run(retry(attempt, "http://x/y", timeout_s))
+
+
+def test_a_server_that_says_how_long_is_left_alone_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert tried([StatusError(429, "Too Many", "7"), StatusError(503, None)]) == "read"
+    assert clock.slept_s[0] == 7
+    assert clock.slept_s[1] < 1  # it did not say, the second time
+
+
+@pytest.mark.parametrize("said", [None, "", "Fri, 20 Nov 2026 10:00:00 GMT", "-3", "soon"])
+def test_what_is_no_number_of_seconds_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    clock = Clock(monkeypatch)
+    assert tried([StatusError(503, None, said)]) == "read"
+    assert 0 < clock.slept_s[0] <= 0.1
+
+
+def test_no_server_is_waited_for_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(stoker.RemoteError, match=r"HTTP 503 after 2 attempts in 5 s"):
+        tried([StatusError(503, None, "3600")] * 3, timeout_s=5.0)
+    assert clock.slept_s == [5.0]

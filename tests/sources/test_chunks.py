@@ -1,19 +1,25 @@
-"""Rows of tables in many chunks, joined or not, are those that Arrow says they are."""
+"""Rows of tables in many chunks, joined or not, are those that Arrow says they are.
+
+Batches that are gathered from sources are those that batching their rows gives.
+"""
 
 from __future__ import annotations
 
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from arrow_tables import KINDS, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from stoker.sources.arrow.table import TableSource
 from strategies import few, one_in
 
 
@@ -136,8 +142,6 @@ def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> 
 def test_batches_of_files_are_collated_rows(
     tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int
 ) -> None:
-    import pyarrow.parquet as pq
-
     file = tmp_path_factory.mktemp("rows") / "a.parquet"
     pq.write_table(table, file, row_group_size=7)
     whole = stoker.from_parquet(file, seed=0).shuffle().workers(0)  # they blame the same row
@@ -171,7 +175,6 @@ LEAVES: dict[str, tuple[pa.DataType, Any]] = {
 def test_lists_of_any_length(tmp_path: Path, leaf: str, length: int) -> None:
     """Ragged, of a length that the type does not fix, and of one that it does; from any source."""
     import datasets
-    import pyarrow.parquet as pq
 
     kind, value = LEAVES[leaf]
     even = [[value(row + n) for n in range(length)] for row in range(4)]
@@ -245,3 +248,89 @@ def test_of_a_file_of_arrow_that_is_mapped(tmp_path: Path) -> None:
         mapped = pa.ipc.open_file(source).read_all()
     for batch in stoker.from_table(mapped, seed=0).shuffle().batch(64):
         assert [f"row {n}" for n in batch["n"]] == batch["s"]
+
+
+def test_examples_and_batches_hold_nothing_of_the_table() -> None:
+    table = pa.table({"number": np.arange(6), "data": [bytes([n]) for n in range(6)]})
+    for batch in stoker.from_table(table, seed=0).batch(3):
+        batch["number"][:] = -1
+    assert [each["number"] for each in stoker.from_table(table, seed=0)] == list(range(6))
+    assert table["number"].to_pylist() == list(range(6))
+
+
+def test_pickles_without_its_parts() -> None:
+    source = TableSource(pa.table({"number": np.arange(1000)}))
+    before = len(pickle.dumps(source))
+    source.fetch([1])
+    assert len(pickle.dumps(source)) == before
+    (example,) = pickle.loads(pickle.dumps(source)).fetch([7])
+    assert example == {"number": 7}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_a_file_that_has_changed(tmp_path: Path, workers: int) -> None:
+    """The batches before it come out, and the error names the row."""
+    tables = [pa.table({"n": np.arange(100 * n, 100 * n + 50)}) for n in range(2)]
+    for n, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{n}.parquet", row_group_size=10)
+    train = stoker.from_parquet(tmp_path, seed=0).batch(20).workers(workers)
+    pq.write_table(tables[0], tmp_path / "1.parquet", row_group_size=5)
+    batches = iter(train)
+    seen = [next(batches)["n"].tolist() for _ in range(2)]
+    with pytest.raises(stoker.StageError, match=r"1\.parquet, row 0.* has changed") as raised:
+        next(batches)
+    batches.close()
+    assert raised.value.index == 50
+    assert seen == [list(range(20)), list(range(20, 40))]
+
+
+class Failing:
+    """Rows that are sliced; one cannot be read."""
+
+    shape, dtype = (4_000, 2), np.dtype(np.float32)
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        wanted = np.arange(self.shape[0])[rows]
+        if self.bad in wanted:
+            raise OSError("disk")
+        return np.repeat(wanted[:, None], 2, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("bad", [3, 1_607])
+def test_a_row_that_cannot_be_read_fails_its_own_batch(bad: int, workers: int) -> None:
+    batches = iter(stoker.from_arrays(Failing(bad), seed=0).batch(5).workers(workers))
+    for number in range(800):
+        if number == bad // 5:
+            with pytest.raises(OSError, match="OSError: disk") as caught:
+                next(batches)
+            assert isinstance(caught.value, stoker.StageError)
+            assert caught.value.index == bad
+        else:
+            assert next(batches)[:, 1].tolist() == list(range(5 * number, 5 * number + 5))
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+def test_of_a_mixture(with_text: bool) -> None:
+    parts: list[stoker.Pipeline[Any]] = []
+    for seed in range(2):
+        table = pa.table({"n": np.arange(100 * seed, 100 * seed + 30)})
+        if with_text:
+            table = table.append_column("s", pa.array([f"{n}" for n in range(30)]))
+        parts.append(stoker.from_table(table, seed=seed).shuffle())
+    gathered, by_rows = (stoker.mix(parts, weights=[1, 2], seed=3) for _ in range(2))
+    assert outcome(gathered.batch(7)) == outcome(by_rows.map(dict).batch(7))
+
+
+def test_of_nulls_over_bytes_that_are_no_text() -> None:
+    rows = 40
+    valid = np.packbits(np.arange(rows) % 2 == 0, bitorder="little").tobytes()
+    ends = np.arange(rows + 1, dtype=np.int32).tobytes()
+    parts = [pa.py_buffer(each) for each in (valid, ends, b"a\xff" * (rows // 2))]
+    table = pa.table({"s": pa.Array.from_buffers(pa.string(), rows, parts)})
+    for size in (5, 40):
+        (texts,) = zip(*[b.values() for b in stoker.from_table(table).batch(size)], strict=True)
+        assert [text for batch in texts for text in batch] == ["a", None] * (rows // 2)

@@ -91,21 +91,16 @@ def test_columns_have_one_type_over_all_files(tmp_path: Path) -> None:
     assert [dict(row) for row in train] == [{"x": 3}]
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
+    wrong: list[tuple[list[str], str]] = [
         (["a,b", "1,2,3"], "cannot be read as CSV.*Expected 2 columns"),
         (["a,a", "1,2"], "two columns are called 'a'"),
         (["a,b"], "no rows"),
         ([], "cannot be read as CSV"),
-    ],
-)
-def test_what_is_no_csv_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stoker.from_csv(write(tmp_path / "a.csv", *lines))
-
-
-def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
+    ]
+    for lines, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            stoker.from_csv(write(tmp_path / "a.csv", *lines))
     first = write(tmp_path / "0.csv", "x,y", "1,2")
     with pytest.raises(ValueError, match="'z'"):
         stoker.from_csv(first, ["z"])

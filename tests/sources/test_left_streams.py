@@ -171,7 +171,8 @@ def test_a_shuffle_buffer_leaves_out_what_it_holds_and_no_more() -> None:
     assert set(second) < set(range(16, 32))
 
 
-def test_an_error_costs_the_examples_of_its_batch() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_costs_the_examples_of_its_batch(kind: type[CountingStream]) -> None:
     broken = [True]
 
     def maybe(number: int) -> int:
@@ -179,14 +180,8 @@ def test_an_error_costs_the_examples_of_its_batch() -> None:
             raise ValueError("not yet")
         return number
 
-    for kind in KINDS:
-        broken[0] = True
-        stream, train = kind(), stoker.from_iterable(kind(), seed=0).map(maybe).batch(4).workers(2)
-        with pytest.raises(stoker.StageError, match="not yet"):
-            next(iter(train))
-        itself(stream, 4)
-        broken[0] = False
-        assert left(train, 2) == itself(stream, 8)
+    stream, train = kind(), stoker.from_iterable(kind(), seed=0).map(maybe).batch(4).workers(2)
+    for _ in range(2):
         broken[0] = True
         with pytest.raises(stoker.StageError, match="not yet"):
             next(iter(train))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import threading
 from collections import Counter
 from typing import Any
 
@@ -192,26 +193,21 @@ def test_what_a_loader_raises_passes_and_iteration_goes_on(workers: int, factor:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_workers_are_gone_after_break(workers: int) -> None:
-    loader = DataLoader(Numbers(400), 4, num_workers=workers)
-    pipeline = stoker.echo(loader, 2)
+def test_workers_are_gone_after_break_close_and_with(workers: int) -> None:
+    pipeline = stoker.echo(DataLoader(Numbers(400), 4, num_workers=workers), 2)
     for number, _ in enumerate(pipeline):
         if number == 3:
             assert len(children()) == workers
             break
     assert not children()
-
-
-def test_workers_are_gone_after_close_and_after_with() -> None:
-    pipeline = stoker.echo(DataLoader(Numbers(400), 4, num_workers=2), 2)
     iterator = iter(pipeline)
     next(iterator)
-    assert children()
+    assert len(children()) == workers
     iterator.close()
     assert not children()
     with iter(pipeline) as iterator:
         next(iterator)
-        assert children()
+        assert len(children()) == workers
     assert not children()
     assert next(iterator, None) is None
 
@@ -253,28 +249,13 @@ def test_maps_and_devices_behind_a_loader() -> None:
     assert len(set(first)) == 6
 
 
-def test_the_loader_is_iterated_in_the_consumer_s_thread() -> None:
-    import threading
-
-    seen = set()
-
-    class Loader:
-        def __iter__(self) -> Any:
-            for n in range(4):
-                seen.add(threading.current_thread())
-                yield np.array([n])
-
-    list(stoker.echo(Loader(), 2))
-    assert seen == {threading.current_thread()}
-
-
-def test_a_loader_that_is_asked_lazily_is_not_read_ahead_without_need() -> None:
-    asked = []
+def test_a_loader_is_iterated_in_the_consumer_s_thread_and_not_ahead_without_need() -> None:
+    asked: list[threading.Thread] = []
 
     class Loader:
         def __iter__(self) -> Any:
             for n in range(50):
-                asked.append(n)
+                asked.append(threading.current_thread())
                 yield np.array([n])
 
     with iter(stoker.from_loader(Loader())) as iterator:
@@ -282,3 +263,5 @@ def test_a_loader_that_is_asked_lazily_is_not_read_ahead_without_need() -> None:
         for n in range(5):
             next(iterator)
             assert len(asked) == n + 1
+    list(stoker.echo(Loader(), 2))
+    assert set(asked) == {threading.current_thread()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, one_in, opened, signed
+from strategies import few, one_in, opened, signed, through_json
 
 Weight = Callable[[stoker.types.Progress], float]
 PART = 1_000  # the first number of the second part, and so on
@@ -27,14 +26,17 @@ def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 
 
-def mixed(
-    lengths: Sequence[int], weights: Sequence[Any], batch: int = 8, rank: int = 0, world: int = 1
-) -> stoker.Pipeline:
-    parts = [
+def parts(lengths: Sequence[int]) -> list[stoker.Pipeline[Any]]:
+    return [
         stoker.from_arrays(np.arange(length) + PART * part).shuffle()
         for part, length in enumerate(lengths)
     ]
-    whole = stoker.mix(parts, weights=weights, seed=2)
+
+
+def mixed(
+    lengths: Sequence[int], weights: Sequence[Any], batch: int = 8, rank: int = 0, world: int = 1
+) -> stoker.Pipeline:
+    whole = stoker.mix(parts(lengths), weights=weights, seed=2)
     return whole.shard(rank=rank, world_size=world).random_map(drawing).batch(batch)
 
 
@@ -117,7 +119,7 @@ def test_global_batches_are_the_same_for_all_ranks_also_for_others_that_go_on(
     with iter(first) as batches:
         for _ in range(at):
             next(batches)
-        state = json.loads(json.dumps(first.state_dict()))
+        state = through_json(first.state_dict())
     others = [mixed(LENGTHS, WEIGHTS, 6, rank, 2) for rank in range(2)]
     for other in others:
         other.load_state_dict(state)
@@ -155,17 +157,15 @@ def test_resumes_are_exact_whatever_stands_behind(behind: str) -> None:
 
 
 def test_pools_that_follow_the_stall_go_on() -> None:
-    parts = [stoker.from_arrays(np.arange(60) + PART * part).shuffle() for part in range(2)]
-    train = stoker.mix([parts[0], parts[1]], weights=[1, lambda time: time.epochs], seed=1)
+    train = stoker.mix(parts([60, 60]), weights=[1, lambda time: time.epochs], seed=1)
     train = train.echo("auto", pool=32).batch(8).steps(10)
     for _ in range(3):
         assert len(list(train)) == 10
 
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
-    parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
     late: list[Any] = [1, lambda time: 3 * (time.fraction >= 0.5)]
-    train = stoker.mix(parts, late, seed=1).map(lambda x, time: (x, time), progress=True)
+    train = stoker.mix(parts(LENGTHS), late, seed=1).map(lambda x, time: (x, time), progress=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
             assert time.epoch == epoch
@@ -185,16 +185,15 @@ def test_stats_and_print_tell_shares() -> None:
 
 def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
     now = {"share": 1.0}
-    a, b = (stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2))
-    mixed = stoker.mix([a, b], weights=[1, lambda time: now["share"]], seed=0)
+    mixed = stoker.mix(parts([30, 30]), weights=[1, lambda time: now["share"]], seed=0)
     planned = mixed.batch_by_tokens(6, np.ones(60, np.int64))
     assert len(planned) == 10
     now["share"] = 0.0
-    assert sum(x >= 100 for batch in planned for x in batch) == 0
+    assert sum(x >= PART for batch in planned for x in batch) == 0
     now["share"] = 1 / 3
     # What an epoch was given counts, whatever the function says of it later.
     after = [x for _ in range(2) for batch in planned for x in batch]
-    assert sorted(x for x in after if x >= 100) == list(range(100, 130))  # none came before
+    assert sorted(x - PART for x in after if x >= PART) == list(range(30))  # none came before
 
 
 def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
@@ -222,7 +221,7 @@ def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked
     first = mixed(LENGTHS, [1, weight])
     for _ in range(4):
         rows(first)
-    state = json.loads(json.dumps(first.state_dict()))
+    state = through_json(first.state_dict())
     expected = seen(first)
     resumed = mixed(LENGTHS, [1, weight])
     asked.clear()
@@ -239,7 +238,7 @@ def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked
     assert len(rows(resumed)) == 120
 
 
-def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
+def test_a_far_epoch_that_is_found_by_counting_needs_a_state() -> None:
     train = mixed(LENGTHS, WEIGHTS)
     with pytest.raises(ValueError, match=r"before epoch 1,000 is found by asking .* load a state"):
         train.set_epoch(1000)
@@ -254,11 +253,8 @@ def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
     plain = stoker.mix([stoker.from_arrays(np.arange(9)), stoker.from_arrays(np.arange(9))])
     with pytest.raises(stoker.StateError, match="which this pipeline has none of"):
         plain.load_state_dict(signed({**opened(plain.state_dict()), "drawn": [0, 0]}))
-
-
-def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:
-    data = stoker.from_arrays(np.arange(40), seed=0).shuffle()
-    train = data.batch_by_tokens(9, np.arange(40) % 9 + 1).repeat().steps(5)
+    planned = stoker.from_arrays(np.arange(40), seed=0).shuffle()
+    train = planned.batch_by_tokens(9, np.arange(40) % 9 + 1).repeat().steps(5)
     with pytest.raises(ValueError, match="more than 1,000 take too long: load a state"):
         train.set_epoch(10**9)
 
@@ -268,7 +264,7 @@ def constant(weight: Any, time: stoker.types.Progress) -> Any:
 
 
 def test_what_says_no_weights_is_refused() -> None:
-    a, b = (stoker.from_arrays(np.arange(40) + PART * part).shuffle() for part in range(2))
+    a, b = parts([40, 40])
     wrong: list[tuple[Any, str]] = [
         ("heavy", "a weight is a number from 0, not 'heavy', for Progress"),
         (-1, "finite numbers from 0"),

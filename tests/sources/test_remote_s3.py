@@ -31,8 +31,12 @@ def bucket() -> Iterator[Bucket]:
     gc.collect()
 
 
+def options_of(bucket: Bucket, **options: Any) -> RemoteOptions:
+    return RemoteOptions(storage_options=bucket.options, **options)
+
+
 def test_class_folders(bucket: Bucket) -> None:
-    source = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    source = FolderSource("s3://data/train", options_of(bucket))
     assert source.classes == ["cat", "dog"]
     found = source.fetch(range(len(source)))
     expected = [f"train/cat/{name}.jpg" for name in NAMES]
@@ -41,21 +45,21 @@ def test_class_folders(bucket: Bucket) -> None:
     assert [source.path(i) for i in range(len(source))] == [f"s3://data/{k}" for k in expected]
     assert found[-1].label == 1
     bucket.objects["train/cat/new.jpg"] = b"new"
-    again = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    again = FolderSource("s3://data/train", options_of(bucket))
     assert (len(source), len(again)) == (13, 14)
 
 
 def test_patterns_and_lists(bucket: Bucket) -> None:
-    source = FilesSource("s3://data/*/cat/*1*", RemoteOptions(storage_options=bucket.options))
+    source = FilesSource("s3://data/*/cat/*1*", options_of(bucket))
     keys = ["other/cat/1.jpg", "train/cat/%41.jpg", "train/cat/100%.jpg"]
     assert source.fetch([0, 1, 2]) == [(f"s3://data/{key}", key.encode()) for key in keys]
     urls = [f"s3://data/train/cat/{name}.jpg" for name in NAMES]
-    found = FilesSource(urls, RemoteOptions(storage_options=bucket.options)).fetch(range(len(urls)))
+    found = FilesSource(urls, options_of(bucket)).fetch(range(len(urls)))
     assert found == [(url, url.removeprefix("s3://data/").encode()) for url in urls]
 
 
 def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
-    source = FolderSource("s3://data/train", RemoteOptions(storage_options=bucket.options))
+    source = FolderSource("s3://data/train", options_of(bucket))
     bucket.wrong["train/dog/deep/er.png"] = [(503, "SlowDown"), (500, "InternalError")]
     reader: Any = source.reader()
     assert reader.fetch([12])[0].image == b"train/dog/deep/er.png"
@@ -64,9 +68,7 @@ def test_throttling_is_counted_and_passes(bucket: Bucket) -> None:
 
 
 def test_failures_name_url_and_status(bucket: Bucket) -> None:
-    source = FolderSource(
-        "s3://data/train", RemoteOptions(timeout_s=0.3, storage_options=bucket.options)
-    )
+    source = FolderSource("s3://data/train", options_of(bucket, timeout_s=0.3))
     key = "train/dog/deep/er.png"
     bucket.wrong[key] = [(503, "SlowDown")] * 100
     with pytest.raises(stoker.RemoteError, match=rf"s3://data/{key}: .*SlowDown.* after") as got:
@@ -79,11 +81,8 @@ def test_failures_name_url_and_status(bucket: Bucket) -> None:
     del bucket.objects[key]
     with pytest.raises(FileNotFoundError, match=f"s3://data/{key}"):
         source.fetch([12])
-
-
-def test_no_such_bucket(bucket: Bucket) -> None:
     with pytest.raises(FileNotFoundError, match="s3://nowhere/train"):
-        FolderSource("s3://nowhere/train", RemoteOptions(storage_options=bucket.options))
+        FolderSource("s3://nowhere/train", options_of(bucket))
 
 
 def test_nothing_is_said_at_the_end_of_a_program(bucket: Bucket, tmp_path: Path) -> None:

@@ -93,16 +93,6 @@ def test_lines_of_blanks_are_left_out_of_jsonl(tmp_path: Path) -> None:
     assert len(stoker.from_text(path)) == 9
 
 
-def test_ranks_have_all_lines_between_them(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, "".join(f"{n}\n" for n in range(24)).encode())
-    shares = [
-        list(stoker.from_jsonl(path, seed=0).shuffle().shard(rank=r, world_size=2))
-        for r in range(2)
-    ]
-    assert {*shares[0], *shares[1]} == set(range(24))
-    assert list(map(len, shares)) == [12, 12]
-
-
 def test_a_bad_line_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     (path,) = write(tmp_path, b'\n{"a": 1}\n\n{"a": \n{"a": "\xe9"}\n{"a": 4}\n')
     train = stoker.from_jsonl(path)

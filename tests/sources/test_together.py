@@ -137,12 +137,6 @@ def test_process_workers_read_what_threads_do(tmp_path: Path, source: Any) -> No
     assert stream(made.workers(1, kind="process")) == threads
 
 
-@each_source
-def test_an_echo_that_follows_uses_everything(tmp_path: Path, source: Any) -> None:
-    train = source(tmp_path).shuffle().map(number).echo("auto").batch(6)
-    assert {int(n) for batch in train for n in batch} == {*range(COUNT)}
-
-
 TARGET = """
 import sys
 

@@ -150,16 +150,6 @@ def test_process_workers_open_the_files_themselves(tmp_path: Path) -> None:
     assert stream(build().workers(1, kind="process")) == stream(build().workers(0))
 
 
-def test_a_batch_fits_an_embedding(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    paths = write(tmp_path, np.arange(65))
-    train = stoker.from_tokens(paths, 8, dtype="uint16", seed=0).shuffle().batch(4).to_torch()
-    embedding, output = torch.nn.Embedding(65, 3), torch.nn.Linear(3, 65)
-    for inputs, targets in train:
-        logits = output(embedding(inputs))
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-
-
 def test_a_cache_knows_windows_again(tmp_path: Path) -> None:
     paths = write(tmp_path, np.arange(64))
     train = stoker.from_tokens(paths, 8, dtype="uint16", seed=0).cache("2MiB").batch(2)

@@ -109,17 +109,10 @@ FORMS_OF_KINDS = [
 
 
 @pytest.mark.parametrize(("form", "workers", "kind"), FORMS_OF_KINDS)
-def test_examples_keep_their_form(form: str, workers: int, kind: str) -> None:
-    make, expected = FORMS[form]
-    (batch,) = batched([make(i) for i in range(4)], workers=workers, kind=kind)
-    assert frozen(batch) == frozen(expected)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_later_batches_have_the_form_of_the_first(form: str) -> None:
+def test_examples_keep_their_form_in_every_batch(form: str, workers: int, kind: str) -> None:
     make, expected = FORMS[form]  # the first is made in pieces, until it is known what pieces cost
     chain = stoker.from_dataset([make(i) for i in range(4)] * 12, seed=0).batch(4)
-    for pipeline in (chain, chain.workers(0)):
+    for pipeline in (chain.workers(workers, kind=kind), *([] if workers else [chain])):
         batches = list(pipeline)
         assert len(batches) == 12
         assert all(frozen(batch) == frozen(expected) for batch in batches)
@@ -268,20 +261,6 @@ def test_processes_refuse_what_does_not_fit_together(misfit: str) -> None:
     refused_together([one] * 40 + [other] + [one] * 7, 1, "process")
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_ragged_arrays_are_shown_with_shapes_and_a_way_out(workers: int, kind: str) -> None:
-    examples = [{"image": np.zeros((4, 3), np.uint8)}] * 3 + [{"image": np.zeros((5, 3), np.uint8)}]
-    with pytest.raises(stoker.StageError) as caught:
-        batched(examples, workers=workers, kind=kind)
-    text = str(caught.value)
-    assert "'image'" in text
-    assert "uint8 [4, 3]" in text
-    assert "uint8 [5, 3]" in text
-    assert "resize, crop, pad" in text
-    assert "collate=" in text
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_what_cannot_be_stacked_is_named() -> None:
     with pytest.raises(stoker.StageError, match=r"'a' is of type set.*collate="):
         batched([{"a": {1}}])
@@ -388,11 +367,17 @@ def test_who_does_not_fit_is_named_with_its_file(workers: int, kind: str, tmp_pa
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_none_in_a_batch_is_named_and_has_a_way_out(workers: int, kind: str) -> None:
+def test_none_and_ragged_arrays_are_shown_with_a_way_out(workers: int, kind: str) -> None:
     data = [{"x": np.zeros(2), "y": None if i == 11 else i} for i in range(24)]
     with pytest.raises(stoker.StageError, match=r"'y' .*NoneType, int.*\.filter\(\)") as caught:
         list(stoker.from_dataset(data).batch(8).workers(workers, kind=kind))
     assert caught.value.index == 11
+    ragged = [{"image": np.zeros((5 if i == 3 else 4, 3), np.uint8)} for i in range(4)]
+    with pytest.raises(stoker.StageError) as caught:
+        batched(ragged, workers=workers, kind=kind)
+    for part in ("'image'", "uint8 [4, 3]", "uint8 [5, 3]", "resize, crop, pad", "collate="):
+        assert part in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("odd", range(8))
@@ -422,33 +407,28 @@ def test_a_collate_that_fails_on_all_blames_none() -> None:
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_collate_is_given_the_examples_in_order(workers: int, kind: str) -> None:
-    def joined(examples: list[Any]) -> Any:
+def test_collate_is_given_the_examples_in_order_and_a_failure_names_the_batch(
+    workers: int, kind: str
+) -> None:
+    def joined(examples: list[str]) -> Any:
         assert type(examples) is list
+        if "five" in examples:
+            raise LookupError("five")
         return {
             "text": "".join(examples),
             "lengths": [len(e) for e in examples],
             "n": len(examples),
         }
 
-    found = batched(["a", "bb", "ccc", "d", "ee"], 2, workers, kind, collate=joined)
-    assert found == [
+    first = [
         {"text": "abb", "lengths": [1, 2], "n": 2},
         {"text": "cccd", "lengths": [3, 1], "n": 2},
-        {"text": "ee", "lengths": [2], "n": 1},
     ]
-
-
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_a_failing_collate_names_the_batch(workers: int, kind: str) -> None:
-    def picky(examples: list[int]) -> Any:
-        if 5 in examples:
-            raise LookupError("five")
-        return examples
-
-    chain = stoker.from_dataset(list(range(8))).batch(2, collate=picky)
+    found = batched(["a", "bb", "ccc", "d", "ee"], 2, workers, kind, collate=joined)
+    assert found == [*first, {"text": "ee", "lengths": [2], "n": 1}]
+    chain = stoker.from_dataset(["a", "bb", "ccc", "d", "ee", "five"]).batch(2, collate=joined)
     iterator = iter(chain.workers(workers, kind=kind))
-    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+    assert [next(iterator), next(iterator)] == first
     with pytest.raises(stoker.StageError, match=r"batch 2, example 5: LookupError: five") as caught:
         next(iterator)
     assert (caught.value.batch, caught.value.index) == (2, 5)
@@ -553,19 +533,15 @@ def test_little_memory_is_kept_while_no_array_is_wanted(sizes: list[int], room: 
     assert min(before, (room - 4) << 16) <= recycler.held_bytes() <= min(before, room << 16)
 
 
-def test_the_memory_of_batches_stays_for_the_next_epoch() -> None:
-    train = stoker.from_arrays(np.zeros((32, 1 << 16), np.uint8), seed=0).batch(32).workers(0)
+def test_the_memory_of_batches_and_of_pools_stays_for_the_next_epoch() -> None:
+    rows = np.zeros((64, 1 << 16), np.uint8)
+    whole = stoker.from_arrays(rows[:32], seed=0).batch(32).workers(0)
+    echoed = stoker.from_arrays(rows, seed=0).batch(2).echo(2, pool=8).workers(0)
     for _ in range(2):
-        assert sum(len(batch) for batch in train) == 32
-        assert train.stats().window_bytes == 1 << 21
-
-
-def test_the_memory_of_an_echo_s_pool_stays_for_the_next_epoch() -> None:
-    train = stoker.from_arrays(np.zeros((64, 1 << 16), np.uint8), seed=0).batch(2).echo(2, pool=8)
-    train = train.workers(0)
-    for _ in range(2):
-        assert sum(len(batch) for batch in train) == 128
-        assert train.stats().window_bytes >= 8 << 17
+        assert sum(len(batch) for batch in whole) == 32
+        assert whole.stats().window_bytes == 1 << 21
+        assert sum(len(batch) for batch in echoed) == 128
+        assert echoed.stats().window_bytes >= 8 << 17
 
 
 @given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=30))

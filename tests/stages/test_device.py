@@ -30,13 +30,6 @@ def _noise(batch: tuple[torch.Tensor, torch.Tensor], rng: object) -> tuple[objec
     return images + torch.from_numpy(rng.random(images.shape, np.float32)), labels
 
 
-def test_the_cpu_shares_memory_and_yields_tensors() -> None:
-    plain = stoker.from_arrays(np.arange(12.0).reshape(6, 2), seed=0).batch(2)
-    for array, tensor in zip(plain, plain.to_torch(), strict=True):
-        assert isinstance(tensor, torch.Tensor)
-        assert np.array_equal(array, tensor.numpy())
-
-
 def test_memory_that_cannot_be_pinned_is_usual_memory() -> None:
     memory = To("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
     memory[:] = bytes(range(250)) * 4

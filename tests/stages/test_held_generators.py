@@ -162,34 +162,6 @@ class Property:
         self.rng = rng
 
 
-def by_class(rng: Any) -> Any:
-    class Transform:
-        R = rng
-
-    return Transform()
-
-
-def by_closure(rng: Any) -> Any:
-    def augment(x: Any) -> Any:
-        return [rng for _ in x]
-
-    return augment
-
-
-def by_default(rng: Any) -> Any:
-    def augment(x: Any, rng: Any = rng) -> Any:
-        return x
-
-    return augment
-
-
-def by_keyword(rng: Any) -> Any:
-    def augment(x: Any, *, rng: Any = rng) -> Any:
-        return x
-
-    return augment
-
-
 def by_global(rng: Any) -> Any:
     global RNG
     RNG = rng
@@ -263,10 +235,10 @@ HOLDERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "slot": (Slotted, "Slotted.rng"),
     "frozen dataclass with slots": (lambda rng: Record("a", rng), "Record.rng"),
     "named tuple": (lambda rng: Plain(Pair("a", rng)), "Plain.rng[1]"),
-    "class": (by_class, "Transform.R"),
-    "closure": (by_closure, "augment's variable `rng`"),
-    "default": (by_default, "augment's default `rng`"),
-    "keyword": (by_keyword, "augment's default `rng`"),
+    "class": (lambda rng: type("Transform", (), {"R": rng})(), "Transform.R"),
+    "closure": (lambda rng: lambda x: [rng for _ in x], "<lambda>'s variable `rng`"),
+    "default": (lambda rng: lambda x, rng=rng: x, "<lambda>'s default `rng`"),
+    "keyword": (lambda rng: lambda x, *, rng=rng: x, "<lambda>'s default `rng`"),
     "partial": (lambda rng: functools.partial(draw, rng), "partial's arguments[0]"),
     "named partial": (lambda rng: functools.partial(draw, generator=rng), "partial's arguments[0]"),
     "partial of a holder": (lambda rng: functools.partial(Plain(rng)), "partial.rng"),

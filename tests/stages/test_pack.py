@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import opened, signed, stream
+from strategies import opened, signed, stream, through_json
 
 
 @stoker.thread_safe
@@ -101,60 +101,44 @@ def test_batches_have_the_sequences_in_order(
         assert found == [[[*map(list, row)] for row in batch] for batch in wanted]
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "filtered before": {"before": True},
-    "filtered on both sides": {"before": True, "behind": True, "random": True},
-    "echoed": {"echo": 2},
-    "echoed and filtered": {"echo": 1.5, "before": True, "random": True, "drop_last": True},
-    "cached": {"cache": True, "random": True},
-    "a rank's": {"shard": True},
-    "budgets": {"max_errors": 3, "behind": True},
-}
-
-
-def build(
-    workers: int = 0,
-    kind: str = "thread",
-    *,
-    before: bool = False,
-    behind: bool = False,
-    random: bool = False,
-    echo: float = 1,
-    cache: bool = False,
-    shard: bool = False,
-    drop_last: bool = False,
-    max_errors: int | str = 0,
-) -> stoker.Pipeline:
-    train: Any = stoker.from_dataset(Documents(MANY), seed=3, max_errors=max_errors).shuffle(
-        block=3
-    )
-    train = train.shard(rank=1, world_size=2) if shard else train
-    train = train.map(failing_on_17) if max_errors != 0 else train
-    train = train.filter(even) if before else train
-    train = train.cache("1MiB") if cache else train
-    train = train.echo(echo, pool=12).pack(16)
-    train = train.random_map(shifted) if random else train
-    train = train.filter(first_is_odd) if behind else train
-    train = train.batch(3, drop_last=drop_last)
-    return (train.steps(3) if shard else train).workers(workers, kind=kind)
-
-
 def failing_on_17(tokens: Any) -> Any:
     if len(tokens) and tokens[0] == 1_700:
         raise ValueError("it is 17")
     return tokens
 
 
+def blocks(**how: Any) -> Any:
+    return stoker.from_dataset(Documents(MANY), seed=3, **how).shuffle(block=3)
+
+
+KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
+    "plain": lambda: blocks().pack(16).batch(3),
+    "filtered before": lambda: blocks().filter(even).pack(16).batch(3),
+    "filtered on both sides": lambda: (
+        blocks().filter(even).pack(16).random_map(shifted).filter(first_is_odd).batch(3)
+    ),
+    "echoed": lambda: blocks().echo(2, pool=12).pack(16).batch(3),
+    "echoed and filtered": lambda: (
+        blocks().filter(even).echo(1.5, pool=12).pack(16).random_map(shifted)
+        .batch(3, drop_last=True)
+    ),
+    "cached": lambda: blocks().cache("1MiB").pack(16).random_map(shifted).batch(3),
+    "a rank's": lambda: blocks().shard(rank=1, world_size=2).pack(16).batch(3).steps(3),
+    "budgets": lambda: (
+        blocks(max_errors=3).map(failing_on_17).pack(16).filter(first_is_odd).batch(3)
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_resumes_anywhere_and_is_the_same_for_any_workers(kind: str) -> None:
-    how = KINDS[kind]
-    check_resume(lambda: build(**how), every=2)
-    one, many = build(**how), build(3, **how)
+    build = KINDS[kind]
+    check_resume(lambda: build().workers(0), every=2)
+    one, many = build().workers(0), build().workers(3)
     assert stream(one) == stream(many)
     assert stream(one) == stream(many)
     if kind == "filtered on both sides":
-        assert stream(build(**how)) == stream(build(1, "process", **how))
+        assert stream(build().workers(0)) == stream(build().workers(1, kind="process"))
 
 
 def slowly(tokens: Any) -> Any:
@@ -188,7 +172,7 @@ def test_single_sequences_resume_and_may_be_acknowledged_late() -> None:
     with iter(train) as rows:
         ahead = [next(rows) for _ in range(9)]
         train.acknowledge(4)
-        state = json.loads(json.dumps(train.state_dict()))
+        state = through_json(train.state_dict())
     again = single()
     again.load_state_dict(state)
     assert (next(iter(again)).tokens == ahead[4].tokens).all()

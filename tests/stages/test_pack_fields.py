@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 import stoker
 from stoker.collate import varlen
 from stoker.testing import check_resume
-from strategies import few, opened, stream
+from strategies import few, opened, stream, through_json
 
 
 @stoker.thread_safe
@@ -157,7 +156,7 @@ def test_a_window_goes_on_from_every_sequence(
     train = build()
     with iter(train) as rows:
         for _ in rows:
-            states.append(json.loads(json.dumps(train.state_dict())))
+            states.append(through_json(train.state_dict()))
     for number, state in enumerate(states, 1):
         again = build()
         again.load_state_dict(state)

@@ -142,9 +142,6 @@ def test_an_example_by_the_names_of_its_fields() -> None:
     assert next(iter(fixed))["image"].tolist() == [2.0, 2.0]
     with pytest.raises(stoker.StageError, match="Jitter takes an array"):
         next(iter(stoker.from_dataset([(image, label)], seed=0).random_map(Jitter())))
-
-
-def test_a_seeded_transform_wants_arrays() -> None:
     p = stoker.from_arrays(np.zeros((4, 2)), seed=0).batch(2).to_torch().random_map(Jitter())
     with pytest.raises(stoker.StageError, match=r"before \.to_torch\(\)"):
         next(iter(p))

@@ -10,9 +10,9 @@ from scripts import run
 from strategies import one_in
 
 KINDS = {
-    "inline": "stoker.from_dataset(Examples(64, 0.001), seed=0).batch(4).workers(0)",
-    "threads": "stoker.from_dataset(Examples(64, 0.003), seed=0).echo(2).batch(8).workers(2)",
     "processes": 'stoker.from_dataset(Examples(64, 0.003)).batch(4).workers(2, kind="process")',
+    "threads": "stoker.from_dataset(Examples(64, 0.003), seed=0).echo(2).batch(8).workers(2)",
+    "inline": "stoker.from_dataset(Examples(64, 0.001), seed=0).batch(4).workers(0)",
     "auto": "stoker.echo([np.arange(4)] * 16, max_factor=2).steps(16)",
     "stream": "stoker.from_iterable(lambda: iter(range(64))).batch(4)",
 }

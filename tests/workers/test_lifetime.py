@@ -17,7 +17,7 @@ import pytest
 
 import stoker
 from descriptors import open_descriptors
-from scripts import Watch, run, script, shared_files
+from scripts import Watch, script, shared_files
 from strategies import Examples, Spec, built, frozen, jitter, one_in, shortened, stream
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
@@ -90,13 +90,6 @@ LEAVING = [
 @pytest.mark.parametrize("leave", LEAVING)
 def test_a_loop_that_is_left_leaves_nothing(leave: Any, workers: int, kind: str) -> None:
     leave(endless(workers, kind))
-    assert left() == ([], [])
-
-
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_a_whole_epoch_leaves_nothing(workers: int, kind: str) -> None:
-    for _ in stoker.from_dataset(Costly(30), seed=0).echo(2).batch(4).workers(workers, kind=kind):
-        pass
     assert left() == ([], [])
 
 
@@ -296,16 +289,6 @@ def test_errors_behind_the_device_are_named() -> None:
         assert left() == ([], [])
 
 
-def test_stage_errors_pickle() -> None:
-    import pickle
-
-    error = stoker.StageError("map(f)", ValueError("x"), index=3, path="a/b.png")
-    twin = pickle.loads(pickle.dumps(error))
-    assert str(twin) == str(error) == "map(f) failed on example 3 (a/b.png): ValueError: x"
-    assert (twin.stage, twin.index, twin.path, twin.batch) == ("map(f)", 3, "a/b.png", None)
-    assert type(twin.__cause__) is ValueError
-
-
 # -- dying workers
 
 
@@ -387,9 +370,7 @@ def loop(workers: int, kind: str, seconds: float = 0.0) -> str:
 def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     tmp_path: Path, workers: int, kind: str, seconds: float
 ) -> None:
-    body = (
-        loop(workers, kind, seconds)
-        + """
+    rest = """
     try:
         for number, batch in enumerate(pipeline):
             if number == 3:
@@ -407,8 +388,7 @@ def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     gc.collect()
     say(json.dumps([before, after, yielded]))
     """
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, loop(workers, kind, seconds) + rest) as running:
         assert running.line() == "READY"
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers, too
         code, out, errors = running.finish()
@@ -423,15 +403,12 @@ def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
 def test_ctrl_c_that_nobody_catches_ends_the_program_quietly(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
-    body = (
-        loop(workers, kind)
-        + """
+    rest = """
     for number, _ in enumerate(pipeline):
         if number == 3:
             say(json.dumps([p.pid for p in multiprocessing.active_children()]))
     """
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, loop(workers, kind) + rest) as running:
         pids = json.loads(running.line())
         assert len(pids) == (workers if kind == "process" else 0)
         with Watch(pids) as watch:
@@ -486,9 +463,7 @@ def stuck(x):
 def test_sigkill_of_the_program_takes_its_workers_along(
     tmp_path: Path, method: str, busy: bool
 ) -> None:
-    body = (
-        STUCK.format(busy=busy)
-        + """
+    rest = """
 
 if __name__ == "__main__":
     multiprocessing.set_start_method("METHOD")
@@ -502,8 +477,7 @@ if __name__ == "__main__":
     for _ in iterator:
         pass
 """.replace("METHOD", method).replace("BUSY", str(busy))
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, STUCK.format(busy=busy) + rest) as running:
         pids = json.loads(running.line())
         assert len(pids) == 2
         said = {running.line() for _ in range(3 if busy else 1)}
@@ -540,9 +514,7 @@ def test_sigkill_of_the_program_takes_workers_of_two_pipelines_along(tmp_path: P
 def test_workers_started_in_a_thread_outlive_neither_it_nor_the_program(
     tmp_path: Path, busy: bool
 ) -> None:
-    body = (
-        STUCK.format(busy=busy)
-        + """
+    rest = """
 
 def work():
     global iterator
@@ -561,8 +533,7 @@ if __name__ == "__main__":
     say(json.dumps(pids))
     signal.pause()
 """
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, STUCK.format(busy=busy) + rest) as running:
         said = [running.line() for _ in range(3 if busy else 1)]
         (pids,) = [json.loads(line) for line in said if line != "STUCK"]
         assert len(pids) == 2
@@ -576,17 +547,14 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
     watched = tmp_path / "watched"
-    body = (
-        loop(workers, kind, 0.001)
-        + f"""
+    rest = f"""
     iterator = iter(pipeline)
     next(iterator)
     say(json.dumps([p.pid for p in multiprocessing.active_children()]))
     while not os.path.exists({str(watched)!r}):
         time.sleep(0.01)
     """
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, loop(workers, kind, 0.001) + rest) as running:
         pids = json.loads(running.line())
         with Watch(pids) as watch:
             watched.touch()
@@ -598,52 +566,16 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(
 def test_an_error_in_the_loop_that_nobody_catches_ends_the_program(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
-    body = (
-        loop(workers, kind, 0.001)
-        + """
+    rest = """
     for number, batch in enumerate(pipeline):
         if number == 3:
             raise LookupError("in the training step")
     """
-    )
-    with script(tmp_path, body) as running:
+    with script(tmp_path, loop(workers, kind, 0.001) + rest) as running:
         code, _, errors = running.finish()
     assert code == 1
     assert errors.rstrip().endswith("LookupError: in the training step")
     assert errors.count("Traceback") == 1
-
-
-def test_what_spawn_cannot_pickle_is_told_at_iter_and_leaves_nothing(tmp_path: Path) -> None:
-    body = """
-    if __name__ == "__main__":
-        multiprocessing.set_start_method("spawn")
-        pipeline = stoker.from_dataset(Examples(40)).map(lambda x: x).batch(8)
-        for _ in range(2):
-            try:
-                iter(pipeline.workers(2, kind="process"))
-            except Exception as error:
-                say(json.dumps(str(error)))
-        say(json.dumps([left()["threads"], left()["processes"]]))
-    """
-    first, second, remains = run(tmp_path, body)
-    assert "pickle" in first
-    assert second == first
-    assert remains == [[], []]
-
-
-def test_a_fork_of_the_user_s_does_not_disturb(tmp_path: Path) -> None:
-    body = """
-    if __name__ == "__main__":
-        pipeline = stoker.from_dataset(Examples(400)).batch(4).workers(2, kind="process")
-        iterator = iter(pipeline)
-        next(iterator)
-        child = os.fork()
-        if not child:
-            os._exit(0)
-        os.waitpid(child, 0)
-        say(json.dumps(sum(1 for _ in iterator)))
-    """
-    assert run(tmp_path, body) == [99]
 
 
 def test_built_pipelines_hold_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,10 +34,10 @@ def test_feistel_is_a_permutation_of_any_size(length: int, seed: int) -> None:
     assert sorted(found.tolist()) == list(range(length))
 
 
-@pytest.mark.parametrize("length", range(1, 51))
-def test_feistel_is_a_permutation_of_small_sizes(length: int) -> None:
-    found = Feistel(length, key(length)).at(range(length))
-    assert sorted(found.tolist()) == list(range(length))
+def test_feistel_is_a_permutation_of_small_sizes() -> None:
+    for length in range(1, 51):
+        found = Feistel(length, key(length)).at(range(length))
+        assert sorted(found.tolist()) == list(range(length))
 
 
 @pytest.mark.parametrize("length", [1, 7, 1_000, (1 << 20) + 5, (1 << 40) + 1])
@@ -121,6 +122,14 @@ def test_without_a_key_the_order_is_the_source_s() -> None:
     assert permutation(10, None).at(range(2, 6)).tolist() == [2, 3, 4, 5]
 
 
+def in_three_threads(call: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_a_large_order_is_the_same_from_several_threads() -> None:
     order = Selection(is_shuffled=True).rank_order(TRUE_PERMUTATION_LIMIT + 3, 5, 0)
     whole = order.span(0, len(order)).copy()
@@ -132,11 +141,7 @@ def test_a_large_order_is_the_same_from_several_threads() -> None:
             if not np.array_equal(order.span(start, start + 50), whole[start : start + 50]):
                 wrong.append(start)
 
-    threads = [threading.Thread(target=read, args=(n * 5,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_three_threads(lambda n: read(n * 5))
     assert not wrong
 
 
@@ -180,11 +185,7 @@ def test_a_placed_generator_does_not_depend_on_the_thread() -> None:
         barrier.wait()
         there[number] = [random.at(k, n).random(3).tolist() for n in range(20)]
 
-    threads = [threading.Thread(target=draw, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_three_threads(draw)
     assert list(there.values()) == [here] * 3
 
 

@@ -188,8 +188,8 @@ def observed(value: Any) -> Any:
     return {"x": value.data if hasattr(value, "path") else value, "pid": pid, "thread": thread}
 
 
-def makers_beside(p: stoker.Pipeline[Any]) -> set[tuple[int, str]]:
-    """Return who made the fields "pid" and "thread"."""
+def check_observed_in_threads(p: stoker.Pipeline[Any]) -> None:
+    """Check who made the fields "pid" and "thread"."""
     found: set[tuple[int, str]] = set()
     for _ in range(EPOCHS):
         for batch in p:
@@ -197,7 +197,8 @@ def makers_beside(p: stoker.Pipeline[Any]) -> set[tuple[int, str]]:
             found |= set(zip(pids, batch["thread"], strict=True))
         if has_threads(found):
             break
-    return found
+    assert {pid for pid, _ in found} == {os.getpid()}
+    assert has_threads(found)
 
 
 def test_image_functions_run_in_threads(pictures: str) -> None:
@@ -214,17 +215,13 @@ def test_image_functions_run_in_threads(pictures: str) -> None:
         .map(images.to_chw, on="x")
         .batch(4)
     )
-    found = makers_beside(p)
-    assert {pid for pid, _ in found} == {os.getpid()}
-    assert has_threads(found)
+    check_observed_in_threads(p)
 
 
 def test_padding_runs_in_threads() -> None:
     ragged = stoker.thread_safe(lambda i: np.arange(i % 5 + 1))
     p = numbers().map(ragged).map(observed).batch(4, collate=stoker.collate.pad(0))
-    found = makers_beside(p)
-    assert {pid for pid, _ in found} == {os.getpid()}
-    assert has_threads(found)
+    check_observed_in_threads(p)
 
 
 def test_a_segment_of_ours_runs_in_threads_and_one_of_the_users_in_processes(

@@ -110,12 +110,6 @@ def test_what_is_kept_and_cannot_be_sent_again_is_an_error() -> None:
         list(train.batch(4, collate=list).workers(1, kind="process"))
 
 
-def test_a_skip_budget_takes_what_cannot_be_sent() -> None:
-    source = stoker.from_dataset(range(24), seed=0, max_errors=3)
-    train = source.map(some(threading.Lock)).batch(4, collate=list).workers(1, kind="process")
-    assert [n for batch in train for n in batch] == [n for n in range(24) if n % 8 != 3]
-
-
 class Unsayable(Exception):
     def __str__(self) -> str:
         raise ValueError("not to be said")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,12 @@ def spin(example: Any) -> Any:
     return example
 
 
-@pytest.mark.parametrize("program", one_in(5))
+@pytest.mark.parametrize("program", one_in(2))
 def test_every_example_is_right(program: Program, tmp_path: Path) -> None:
     alone(check, program, tmp_path)
 
 
-@pytest.mark.parametrize("program", one_in(10))
+@pytest.mark.parametrize("program", one_in(4))
 def test_every_example_is_right_where_processes_take_over(program: Program, tmp_path: Path) -> None:
     assert (alone(check, program, tmp_path, spin).stats().workers == 0) == (program.name in SHARED)
 
@@ -58,13 +57,6 @@ def test_what_forked_processes_would_share_is_told(name: str, tmp_path: Path) ->
     (program,) = (each for each in PROGRAMS if each.name == name)
     with pytest.warns(UserWarning, match=rf"{name}\S+ is open, which all forked processes"):
         check(program, tmp_path, spin)
-
-
-def test_costly_examples_are_made_in_other_processes() -> None:
-    p = stoker.from_dataset(range(N), seed=0).map(spin).map(lambda _: os.getpid())
-    made_by = {pid for batch in p.batch(4, collate=list) for pid in batch}
-    assert made_by
-    assert os.getpid() not in made_by
 
 
 def alone(fn: Any, *args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -166,6 +167,31 @@ def test_what_is_not_declared_runs_in_processes(name: str) -> None:
 @pytest.mark.parametrize("name", IN_PROCESSES)
 def test_threads_that_are_asked_for_run_what_is_not_declared(name: str) -> None:
     check_in_threads(IN_PROCESSES[name]().workers(4, kind="thread"))
+
+
+def drawing(examples: list[Any]) -> Any:
+    return {"x": np.asarray(examples) + random.random(), "pid": os.getpid()}
+
+
+@stoker.thread_safe
+def not_three(value: Any) -> bool:
+    return bool(value != 3)
+
+
+BEFORE_COLLATING: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
+    "nothing": numbers,
+    "filter": lambda: numbers().filter(not_three),
+    "echo": lambda: numbers().echo(2, pool=16),
+    "errors": lambda: stoker.from_dataset(range(LENGTH), seed=0, max_errors=1),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_COLLATING)
+def test_a_collate_function_runs_in_processes_whatever_stands_before_it(name: str) -> None:
+    p = BEFORE_COLLATING[name]().batch(4, collate=drawing)
+    alone, found = list(p.workers(0)), list(p.workers(2, kind="process"))
+    assert [batch["x"].tolist() for batch in found] == [batch["x"].tolist() for batch in alone]
+    assert os.getpid() not in {batch["pid"] for batch in found}
 
 
 # What is stoker's own.

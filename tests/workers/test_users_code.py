@@ -181,6 +181,39 @@ def test_waiting_examples_have_more_processes_than_cores_but_for_a_number_of_the
     assert two.stats().workers == 2
 
 
+class Texts:
+    """Of 60 KB each: a request with some of them is larger than a pipe."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> str:
+        return f"{index:04}" * 15_000
+
+
+def longer(text: str) -> str:
+    time.sleep(0.004)
+    return text + "a"
+
+
+@stoker.thread_safe
+def as_they_are(examples: list[Any]) -> list[Any]:
+    return examples
+
+
+@pytest.mark.timeout(120)
+def test_large_values_that_go_both_ways_at_once_arrive() -> None:
+    """A process reads no request while it waits for a thread to read its answer."""
+    p = stoker.from_dataset(Texts(), seed=0).echo(2, pool=32).map(longer)
+    for _ in range(3):
+        texts = [
+            text
+            for batch in p.batch(16, collate=as_they_are).workers(1, kind="process")
+            for text in batch
+        ]
+        assert sorted(texts) == sorted(longer(Texts()[n]) for n in range(64) for _ in range(2))
+
+
 def numbers() -> stoker.Pipeline[Any]:
     return stoker.from_arrays(np.arange(float(LENGTH)), seed=0).shuffle()
 

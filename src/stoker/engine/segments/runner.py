@@ -46,6 +46,24 @@ class CannotRepeat(Exception):
     """Work cannot be made a second time."""
 
 
+class _Turns(threading.local):
+    """Whether a thread waits for its turn to call users' code in its own process."""
+
+    are_taken = False
+
+
+_TURNS, _TURN = _Turns(), threading.RLock()
+
+
+def take_turns() -> None:
+    """Have this thread call users' code by turns with all others that have called this.
+
+    It is for a process where nobody else calls that code, or draws: its global generators are
+    seeded for each call, as in a worker process.
+    """
+    _TURNS.are_taken = True
+
+
 class OwnThread:
     """Has the consumer's thread call the user's code, and leaves the trainer's draws as they are.
 
@@ -53,8 +71,8 @@ class OwnThread:
     many a call. So their states are compared after each piece of work. If it drew, they are put
     back, and it is made again with seeds, as all is from then on.
 
-    In other threads than the main thread, global generators are left alone: the main thread may
-    draw from them meanwhile.
+    In other threads than the main thread, global generators are left alone, as the main thread may
+    draw from them meanwhile; but for threads that take turns.
     """
 
     def __init__(self) -> None:
@@ -69,8 +87,16 @@ class OwnThread:
                 CannotRepeat before it calls any code.
             ns: the counters that it adds to.
         """
+        if _TURNS.are_taken:
+            with _TURN:
+                return self._make(work, make, ns, with_global=True)
         is_main = threading.current_thread() is threading.main_thread()
-        while is_main and not work.segment.draws:
+        return self._make(work, make, ns, with_global=is_main)
+
+    def _make(
+        self, work: Work, make: Callable[[bool], Made], ns: list[int], *, with_global: bool
+    ) -> Made:
+        while with_global and not work.segment.draws:
             counters, before = list(ns), self._states()
             try:
                 if work.holds_generators:
@@ -88,7 +114,7 @@ class OwnThread:
             before.restore()
             ns[:] = counters
             work.segment.draws = has_drawn
-        with work.seeding(with_global=is_main):
+        with work.seeding(with_global=with_global):
             return make(False)
 
     def _states(self) -> GeneratorStates:

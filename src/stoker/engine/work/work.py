@@ -168,8 +168,10 @@ class Work:
         """True if another process could do any of this, and joining is not part of it."""
         if self.segment.joins_batches:
             return False
-        reads = self.segment.source is not None and self.fetcher.reader is None
-        return reads or not self.segment.is_plain or bool(self._batch_maps)
+        segment = self.segment
+        reads = segment.source is not None and self.fetcher.reader is None
+        collates = segment.batch is not None and segment.batch.collate is not None
+        return reads or collates or not segment.is_plain or bool(self._batch_maps)
 
     def stage_at(self, number: int) -> tuple[str, int]:
         """Return the name of a stage by its number among ``Segment.names``, and its budget."""

@@ -281,7 +281,7 @@ def _reduced(error: BaseException) -> tuple[Any, ...]:
 
 def _made_without_init(kind: type, args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     made = kind.__new__(kind, *args)
-    made.args = args  # which OSError leaves to its __init__
+    BaseException.__setattr__(made, "args", args)  # which OSError leaves to its __init__
     made.__dict__.update(attributes)
     return made
 
@@ -296,9 +296,10 @@ def _plain(error: BaseException) -> BaseException:
     lines = traceback.format_exception(without_own_frames(cause))
     note = "In a worker process:\n" + "".join(lines).rstrip()
     cause = _portable(cause)
-    cause.__traceback__ = None
-    cause.__cause__ = cause.__context__ = None
-    cause.add_note(note)
+    notes = [*getattr(cause, "__notes__", ()), note]
+    behind = {"__traceback__": None, "__cause__": None, "__context__": None, "__notes__": notes}
+    for name, value in behind.items():
+        BaseException.__setattr__(cause, name, value)  # it may be frozen
     if isinstance(error, StageError):
         return StageError(
             error.stage,

@@ -49,6 +49,7 @@ class WorkerProcess:
         self._has_answered = False
         self._is_in_step = True  # whether each answer was read to its end
         self._turns: deque[object] = deque()
+        self._sending = threading.Lock()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -63,17 +64,22 @@ class WorkerProcess:
         Raises GivenUp if the process was ended because it was stuck; another has taken its place.
         """
         me = object()
-        with self._lock:
-            connection = self._connection
-            self._turns.append(me)  # busy from here on: nobody else may send meanwhile
+        with self._sending:
+            with self._lock:
+                connection = self._connection
+                self._turns.append(me)  # busy from here on: nobody else may send meanwhile
             try:
+                # Without the lock, which who reads the answer before needs: until that is read,
+                # the process reads no request that is larger than a pipe.
                 with defer_interrupts():  # half a request would be read with the next one
                     channel.send(connection, request, slot, requests)
             except BaseException as error:
-                self._turns.remove(me)
-                self._changed.notify_all()
+                with self._lock:
+                    self._turns.remove(me)
+                    self._changed.notify_all()
                 self._replace(connection, error)
                 raise
+        with self._lock:
             while self._turns[0] is not me:
                 self._changed.wait()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 import warnings
 from typing import Any
@@ -89,6 +90,36 @@ class Many:
 
 def many() -> stoker.Pipeline:
     return stoker.from_dataset(Many(), seed=16).batch(4)
+
+
+class Drawn:
+    """Draws from a generator of the whole process."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> float:
+        return index + random.random()
+
+
+def drawn() -> stoker.Pipeline:
+    return stoker.from_dataset(Drawn(), seed=20).batch(8)
+
+
+@stoker.thread_safe
+class Wide:
+    """Of many arrays each, so that the messages on them are long."""
+
+    def __len__(self) -> int:
+        return 2_000
+
+    def __getitem__(self, index: int) -> Any:
+        names = ("image", "mask", "depth", "edges")
+        return {name: np.full(5_000, index % 251, np.uint8) for name in names} | {"index": index}
+
+
+def wide() -> stoker.Pipeline:
+    return stoker.from_dataset(Wide(), seed=21)
 
 
 def mixed() -> stoker.Pipeline:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +450,54 @@ def test_a_kept_batch_stays_what_it_is_when_its_feed_is_gone(name: str) -> None:
         for _ in zip(range(100), other, strict=False):
             pass
         assert np.array_equal(kept, was)
+
+
+def test_a_batch_in_a_forked_child_stays_what_it_is(name: str) -> None:
+    with feeding(served.many, name):
+        batches = iter(stoker.from_feed(name))
+        kept = next(batches)
+        digest = served.digest(kept)
+        to_child, from_parent = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on
+            child = os.fork()
+        if child == 0:
+            os.read(to_child, 1)
+            os._exit(served.digest(kept) != digest)
+        del kept
+        for _ in itertools.islice(batches, 100):
+            pass
+        os.write(from_parent, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_slow_job_gets_messages_that_its_socket_has_no_room_for(name: str) -> None:
+    with feeding(served.wide, name):
+        for index, example in enumerate(stoker.from_feed(name)):
+            if not index:
+                time.sleep(1.0)  # a slow step
+            assert example["index"] == index
+            assert (example["mask"] == index % 251).all()
+        assert index == 1_999
+
+
+def test_code_that_draws_gives_each_job_what_one_process_gives(name: str) -> None:
+    """Also a job that comes late, for which it is called again."""
+    with feeding(served.drawn, name):
+        whole = served.expected("drawn", 0)
+        assert [served.digest(batch) for batch in stoker.from_feed(name)] == whole
+        late = stoker.from_feed(name)
+        late.load_state_dict(feed_state(late, 0, 5))
+        assert [served.digest(batch) for batch in late] == whole[5:]
+
+
+def test_who_waits_for_ever_may_say_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])  # Python ignores it
+    for number, timeout_s in enumerate((float("inf"), 1e300)):
+        feed = sharing("batches", f"{name}-{number}", timeout_s=timeout_s)()
+        assert [served.digest(batch) for batch in feed] == served.expected("batches", 0)
+        del feed
+        gc.collect()
 
 
 def test_a_new_job_does_not_wait_for_one_that_is_silent(name: str) -> None:

@@ -148,7 +148,7 @@ def feed(
         int(jobs),
         float(timeout_s),
         autostarted=True,
-        path=tuple(sys.path),
+        path=tuple(each for each in sys.path if isinstance(each, str)),  # others, Python ignores
         listen=listen or "",
         insecure=bool(insecure),
     )

@@ -252,8 +252,11 @@ class FeedClient:
 
     def _replace_feeder(self) -> None:
         """Connect to another feeder, and continue at the same position. Raises FeedError."""
-        self._connection.close()
-        self._leases.forget()
+        try:
+            if self._owner.is_current:
+                self._leases.make_room(1)  # if it lives after all, it uses that memory from now on
+        finally:
+            self._connection.close()
         if not self._address.max_losses:
             where = (
                 ""

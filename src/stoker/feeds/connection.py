@@ -156,6 +156,7 @@ class Leases:
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._held: dict[int, _Lease] = {}
         self._finished: deque[int] = deque()  # leases to release with the next message
+        _LEASES.add(self)
 
     def hold(self, number: int, mappings: list[mmap.mmap], generations: list[int]) -> None:
         """Release a lease when nothing refers to its mappings any more."""
@@ -200,12 +201,22 @@ class Leases:
         if lease is not None:
             self.release(number)
 
-    def forget(self) -> None:
-        """Release no more leases, as the feeder is gone. Outputs that the job holds stay valid."""
-        for lease in self._held.values():
-            lease.forget()
-        self._held.clear()
-        self._finished.clear()
+    def copy_for_child(self) -> None:
+        """Copy what the job holds before a fork: a child has no leases, and may use it."""
+        if self._owner.is_current:
+            with contextlib.suppress(FeedError):  # nobody could catch it here
+                self.make_room(1)
+
+
+_LEASES: weakref.WeakSet[Leases] = weakref.WeakSet()
+
+
+def _copy_for_child() -> None:
+    for leases in list(_LEASES):
+        leases.copy_for_child()
+
+
+os.register_at_fork(before=_copy_for_child)
 
 
 class _Lease:

@@ -162,6 +162,6 @@ def _start(listener: socket.socket, settings: FeedSettings) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, settings.path))},
         check=True,
     )

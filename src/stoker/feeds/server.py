@@ -50,6 +50,8 @@ _MAX_MESSAGES_IN_TURN = 64
 # How long a feeder that a job has started waits for its first job. After that it ends: the job was
 # killed. Chosen, not measured.
 _FIRST_JOB_S = 30.0
+# The longest wait for a deadline: timeout_s= may be infinite, which no system call takes.
+_MOST_WAIT_S = 3600.0
 # How long a feeder that cannot start tells jobs why. Later jobs start another feeder. Chosen, not
 # measured.
 _REFUSING_S = 1.0
@@ -135,8 +137,8 @@ class FeedServer:
         while not self._has_ended():
             wait_s = self._select_timeout_s()
             if tick is not None:
-                tick_s = max(0.0, next_tick_s - time.monotonic())
-                wait_s = tick_s if wait_s is None else min(wait_s, tick_s)
+                wait_s = min(wait_s, max(0.0, next_tick_s - time.monotonic()))
+            self._watch_sockets()
             for key, _ in self._selector.select(wait_s):
                 key.data()
             self._distributor.collect()
@@ -174,12 +176,13 @@ class FeedServer:
         while self._drop_lost():  # sending may find more lost jobs, for which others waited
             self._distributor.distribute(self.sessions)
 
-    def _select_timeout_s(self) -> float | None:
-        """Return the seconds until the next deadline; None if there is none."""
+    def _select_timeout_s(self) -> float:
+        """Return the seconds until the next deadline, or until it is time to look again."""
         deadlines_s = [*self._distributor.eviction_times_s(), *self._barrier.deadlines_s()]
         if self._settings.autostarted and not self.sessions:
             deadlines_s.append(self._began_s + _FIRST_JOB_S)
-        return max(0.0, min(deadlines_s) - time.monotonic()) if deadlines_s else None
+        now_s = time.monotonic()
+        return max(0.0, min([*deadlines_s, now_s + _MOST_WAIT_S]) - now_s)
 
     # -- jobs that connect and leave
 
@@ -200,7 +203,7 @@ class FeedServer:
             session = ClientSession(connection, pid)
             self.sessions.append(session)
             self._selector.register(
-                connection, selectors.EVENT_READ, lambda: self._receive_messages(session)
+                connection, selectors.EVENT_READ, lambda: self._serve_session(session)
             )
 
     def _refuse_without_descriptors(self) -> None:
@@ -227,6 +230,18 @@ class FeedServer:
         for session in lost:
             self._drop(session)
         return bool(lost)
+
+    def _serve_session(self, session: ClientSession) -> None:
+        session.send_kept()
+        self._receive_messages(session)
+
+    def _watch_sockets(self) -> None:
+        """Have the selector tell where kept messages can be sent."""
+        for session in self.sessions:
+            key = self._selector.get_key(session.connection)
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE * session.keeps_messages
+            if key.events != events:
+                self._selector.modify(session.connection, events, key.data)
 
     def _receive_messages(self, session: ClientSession) -> None:
         """Handle a job's messages; an invalid one ends its connection."""

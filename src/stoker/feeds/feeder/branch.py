@@ -21,7 +21,6 @@ from stoker.feeds.feeder.log import (
     LogReader,
     MemoryBudget,
     OutputLog,
-    StagedItem,
 )
 from stoker.feeds.feeder.preparation import Event, FeedSpec, Producer
 from stoker.feeds.shared_memory import Blocks
@@ -150,10 +149,7 @@ class Branches:
         """Yield new outputs of branches that still exist."""
         while self.arrivals:
             branch, event = self.arrivals.popleft()
-            if branch not in self._all:
-                if isinstance(event, StagedItem):
-                    event.payload.retire()
-            else:
+            if branch in self._all:  # else nobody was sent it: it goes with its last reference
                 yield branch, event
 
     def older(self, branch: Branch, reader: LogReader) -> Branch | None:

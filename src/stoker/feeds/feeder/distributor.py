@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from stoker.feeds import messages
@@ -21,6 +22,9 @@ from stoker.feeds.feeder.log import (
 # How long a feeder that replaces another waits for its jobs. A job that is later still gets all its
 # outputs, but by a branch of its own until it has caught up. Chosen, not measured.
 _REJOIN_S = 1.0
+# Messages that a job may leave unreceived beside those in its socket: several times the 16 items
+# that it may hold. Chosen, not measured.
+_MOST_KEPT = 64
 
 
 class ClientSession:
@@ -53,6 +57,7 @@ class ClientSession:
         self.pid = pid
         self.since_s = self.last_message_s = time.monotonic()
         self.leases: dict[int, tuple[StagedItem, LogReader]] = {}
+        self._unsent: deque[tuple[messages.Message, list[int]]] = deque()
 
     def receive(self) -> messages.FromJob | None:
         """Return the job's next message, or None; check ``is_lost`` afterwards."""
@@ -67,11 +72,28 @@ class ClientSession:
         return message
 
     def send(self, message: messages.Message, descriptors: list[int] | None = None) -> None:
-        """Send a message; a job that cannot receive it is lost."""
+        """Send a message, or keep it until the job has received others.
+
+        A job that is gone is lost, and so is one that asks and asks, and receives nothing.
+        """
+        self._unsent.append((message, descriptors or []))
+        self.send_kept()
+
+    def send_kept(self) -> None:
+        """Send what was kept, as far as that is possible now."""
         try:
-            messages.send(self.connection, message, descriptors or [])
+            while self._unsent:
+                messages.send(self.connection, *self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            self.is_lost = self.is_lost or len(self._unsent) > _MOST_KEPT
         except OSError:
             self.is_lost = True
+
+    @property
+    def keeps_messages(self) -> bool:
+        """Whether messages wait until the job has received others."""
+        return bool(self._unsent)
 
     def lend(self, lease: int, item: StagedItem) -> None:
         assert self.reader is not None

@@ -15,6 +15,7 @@ from stoker.basics.future import start_thread
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
+from stoker.engine.segments.runner import take_turns
 from stoker.errors import FeedError
 from stoker.feeds import messages
 from stoker.feeds.feeder.log import (
@@ -101,6 +102,7 @@ class Producer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        take_turns()  # with other branches, which call the same objects
         try:
             while True:
                 with self._lock:

@@ -40,8 +40,8 @@ def pad(
             numbers: ``pad({"tokens": 0, "labels": -100})``.
         on: the field that is padded, or several, by name, key or position; the others are stacked
             as usual.
-        multiple_of: arrays are filled up to a multiple of so many, as ``.batch(multiple_of=)``
-            expects.
+        multiple_of: arrays are filled up to a multiple of so many, such as tensor cores
+            and compiled models want.
 
     Raises TypeError or ValueError for wrong arguments. The batch raises ValueError where arrays
     differ in dtype or in another dimension, TypeError where the field is not an array.
@@ -114,7 +114,7 @@ class Pad:
                 for column in zip(*rows, strict=True)
             ]
         )
-        return pytree.map_leaves(lambda _: next(made), template)
+        return _of_one_kind(pytree.map_leaves(lambda _: next(made), template))
 
     def _of_fields(self, examples: list[Any], fields: Mapping[str | int, Any]) -> Any:
         padded = {}
@@ -132,18 +132,26 @@ class Pad:
         batch = _stack(examples)
         for field, made in padded.items():
             batch = field.replace(batch, made)
+        return _of_one_kind(batch)
+
+
+def _of_one_kind(batch: Any) -> Any:
+    """Return a batch whose arrays are all tensors, if one is: as ``.batch()`` makes them."""
+    if not any(map(pytree.is_tensor, pytree.leaves(batch))):
         return batch
+    return pytree.map_leaves(_tensor, batch)
+
+
+def _tensor(leaf: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(pytree.native(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _pad_column(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
     if any(map(pytree.is_tensor, column)):
-        import torch
-
-        padded = _pad_column([np.asarray(each) for each in column], value, multiple_of)
-        return Padded(
-            torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
-        )
-    forms = {(array.dtype.str, array.shape[1:]) for array in column}
+        column = [_tensor(each).detach() for each in column]
+    forms = {(str(array.dtype), tuple(array.shape[1:])) for array in column}
     if len(forms) > 1:
         seen = ", ".join(f"{array.dtype} {list(array.shape)}" for array in column[:4])
         raise ValueError(
@@ -151,27 +159,35 @@ def _pad_column(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
         )
     lengths = np.array([len(array) for array in column], np.int64)
     longest = -(-int(lengths.max()) // multiple_of) * multiple_of
-    shape = (len(column), longest, *column[0].shape[1:])
-    values = _full(shape, value, column[0].dtype)
+    values = _full((len(column), longest, *column[0].shape[1:]), value, column[0])
     for row, array in zip(values, column, strict=True):
         row[: len(array)] = array
     return Padded(values, lengths)
 
 
-def _full(shape: tuple[int, ...], value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an array of one value. Raises ValueError if the dtype has no such value."""
-    if dtype.kind in "biu":
-        try:
-            with np.errstate(invalid="ignore"):
-                is_one = bool(np.asarray(value).astype(dtype) == value)
-        except OverflowError:
-            is_one = False
-        if not is_one:
-            raise ValueError(
-                f"pad({value}) fits no array of {dtype}: give another value, or make the arrays of "
-                "another type in a map"
-            )
-    return np.full(shape, value, dtype)
+def _full(shape: tuple[int, ...], value: Any, like: Any) -> Any:
+    """Return an array of one value, or a tensor. Raises ValueError if the dtype has no such one."""
+    if not pytree.is_tensor(like):
+        _check_fits(value, like.dtype)
+        return np.full(shape, value, like.dtype)
+    if not like.is_floating_point() and not like.is_complex():
+        _check_fits(value, like.new_empty(0, device="cpu").numpy().dtype)
+    return like.new_full(shape, value.item() if isinstance(value, np.generic) else value)
+
+
+def _check_fits(value: Any, dtype: np.dtype[Any]) -> None:
+    if dtype.kind not in "biu":
+        return
+    try:
+        with np.errstate(invalid="ignore"):
+            is_one = bool(np.asarray(value).astype(dtype) == value)
+    except OverflowError:
+        is_one = False
+    if not is_one:
+        raise ValueError(
+            f"pad({value}) fits no array of {dtype}: give another value, or make the arrays of "
+            "another type in a map"
+        )
 
 
 def _is_ragged(value: Any) -> bool:

@@ -81,7 +81,7 @@ def mix(
         raise ValueError(f"mix(by=): {len(sizes)} sizes for {len(parts)} pipelines: give one each")
     each = _weights(given, stop, list(map(_mean_size, parts, mixed, sizes)))
     source = MixtureSource(mixed, each, until_all=stop == "all")
-    chain = Chain.begin(source, _seed(chains) if seed is None else seed, max_errors)
+    chain = Chain.begin(source, _seed(chains, "mix") if seed is None else seed, max_errors)
     for number, part in enumerate(chains, 1):
         own = OfPart(number, len(chains))
         for stage in part.stages:
@@ -107,7 +107,7 @@ def concat(
     """
     parts = _pipelines(pipelines, "concat([a, b])")
     sources = [_bare(part.chain, number, "concat") for number, part in enumerate(parts, 1)]
-    return _over(ConcatSource(sources), parts, seed, max_errors)
+    return _over("concat", ConcatSource(sources), parts, seed, max_errors)
 
 
 @overload
@@ -143,7 +143,7 @@ def zip(
     """
     parts = _pipelines(pipelines, "zip(images, masks)")
     sources = [_bare(part.chain, number, "zip") for number, part in enumerate(parts, 1)]
-    return _over(PairedSource(sources), parts, seed, max_errors)
+    return _over("zip", PairedSource(sources), parts, seed, max_errors)
 
 
 def _pipelines(given: Any, usage: str) -> list[Pipeline[Any]]:
@@ -157,10 +157,14 @@ def _pipelines(given: Any, usage: str) -> list[Pipeline[Any]]:
 
 
 def _over(
-    source: IndexedSource, parts: list[Pipeline[Any]], seed: int | None, max_errors: MaxErrors
+    caller: str,
+    source: IndexedSource,
+    parts: list[Pipeline[Any]],
+    seed: int | None,
+    max_errors: MaxErrors,
 ) -> Pipeline[Any]:
     """Return the pipeline of a source over the parts."""
-    seed = _seed([part.chain for part in parts]) if seed is None else seed
+    seed = _seed([part.chain for part in parts], caller) if seed is None else seed
     return Pipeline(Chain.begin(source, seed, max_errors))
 
 
@@ -271,13 +275,13 @@ def _settings(chain: Chain) -> list[str]:
     return [name for name, value in given.items() if value is not None]
 
 
-def _seed(chains: list[Chain]) -> Any:
+def _seed(chains: list[Chain], caller: str) -> Any:
     """Return the seed of the parts; None if the user gave none."""
     seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
     if len(seeds) > 1:
         raise ValueError(
-            f"the parts have seeds {', '.join(map(str, seeds))}, and a mixture has one for all: "
-            "mix(..., seed=)"
+            f"the parts have seeds {', '.join(map(str, seeds))}, and what {caller}() makes has one "
+            f"for all: {caller}(..., seed=)"
         )
     return seeds[0] if seeds else None
 

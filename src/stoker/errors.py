@@ -67,7 +67,7 @@ def without_own_frames(error: _Error) -> _Error:
         trace = behind.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
             trace = trace.tb_next
-        behind.__traceback__ = trace
+        behind.with_traceback(trace)  # an exception that is frozen allows this alone
         behind = behind.__cause__ or behind.__context__
     return error
 
@@ -164,6 +164,16 @@ class StageError(StokerError):
             that does not fit into its batch, ``index`` and the others tell, too. Below 0: a batch
             of an earlier epoch that an echo uses again; -1 stands just before this epoch's first.
     """
+
+    # In the class, too, and set as any error's: the type of the cause may have properties of these
+    # names, or refuse to be written to.
+    stage: str = ""
+    index: int | None = None
+    path: str | None = None
+    number: int | None = None
+    where: str = ""
+    batch: int | None = None
+    __setattr__ = Exception.__setattr__
 
     def __new__(cls, stage: str, cause: BaseException, **where: Any) -> StageError:
         kind: Any = type(cause)

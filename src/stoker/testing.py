@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.pytree import equal as equal
+from stoker.basics.validate import whole_from
 from stoker.pipeline import Pipeline
 
 
@@ -30,6 +31,7 @@ def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
     Raises:
         AssertionError: the rest of an epoch differs; the message names the batch.
     """
+    every = whole_from(1, every, "check_resume(every=) takes")
     if not callable(build):
         raise TypeError(f"check_resume() takes a function that builds the pipeline, not {build!r}")
     batches = [pytree.deep_copy(batch) for batch in build()]

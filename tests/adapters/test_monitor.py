@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,26 @@ def test_passes_are_added_up_and_may_be_broken_off(
     told = [line.removeprefix("stoker.monitor: ") for line in capfd.readouterr().err.splitlines()]
     words = [line.split()[0] for line in told]
     assert words == ["epoch", "Up", "epoch"]  # the diagnosis once; one batch tells nothing
+
+
+def test_a_loop_that_catches_an_error_goes_on_in_the_same_pass() -> None:
+    def fails_once(x: Any) -> Any:
+        if x == 5:
+            raise OSError(x)
+        return x
+
+    train = stoker.from_arrays(np.arange(20), seed=0).map(fails_once).batch(4).workers(0)
+    monitored = stoker.monitor(train)
+    batches, found = iter(monitored), []
+    while True:
+        try:
+            found.append(next(batches).tolist())
+        except StopIteration:
+            break
+        except OSError:
+            assert not monitored.epochs
+    assert [batch[0] for batch in found] == [0, 8, 12, 16]
+    assert [epoch.batches for epoch in monitored.epochs] == [4]
 
 
 def test_metrics_tell_of_the_pass_under_way(clock: Clock) -> None:

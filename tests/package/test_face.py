@@ -203,6 +203,32 @@ def test_a_state_that_skips_too_much_takes_no_longer(kind: str) -> None:
             assert not batches(again)
 
 
+@pytest.mark.parametrize("kind", ["order", "filter", "steps"])
+def test_where_iter_fails_nothing_is_lost(kind: str) -> None:
+    """The next one begins where the failed one would have."""
+    fails: list[int] = []
+
+    def ordered(epoch: int, rng: Any) -> Any:
+        if fails and kind == "order":
+            raise OSError(fails.pop())
+        return np.arange(20)
+
+    def mapped(x: Any) -> Any:
+        if x == 6 and fails:
+            raise OSError(fails.pop())
+        return x
+
+    data = stoker.from_arrays(np.arange(20), seed=0)
+    made: Any = data.order(ordered) if kind == "order" else data.map(mapped).filter(lambda x: True)
+    made = (made.batch(2).repeat().steps(10) if kind == "steps" else made.batch(2)).workers(0)
+    made.resume_at(4)
+    fails.append(1)
+    with pytest.raises(OSError, match="1"):
+        iter(made)
+    assert [batch.tolist() for batch in made] == [[n, n + 1] for n in range(8, 20, 2)]
+    assert made.epoch == 1
+
+
 def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:
     pipeline, again = small(), small()
     with iter(pipeline) as running:
@@ -242,6 +268,7 @@ def test_as_a_dataloader_a_pipeline_shows_its_next_epoch() -> None:
     pipeline = small(22)
     loader = pipeline.as_dataloader()
     assert len(loader.dataset) == 22
+    assert len(numbers(22).take(6).batch(2).as_dataloader().dataset) == 6
     assert (loader.batch_size, loader.drop_last) == (4, False)
     assert isinstance(loader.sampler, SequentialSampler)  # of batches: nobody need shuffle them
     assert isinstance(loader.batch_sampler, BatchSampler)

@@ -26,7 +26,7 @@ from PIL import Image
 
 import stoker
 from command_line import call, python
-from stoker import foreign, images
+from stoker import foreign, images, testing
 from stoker.collate import pad
 
 
@@ -342,6 +342,7 @@ TOOLS: Mistakes = [
     (lambda: s.feed(p(), name="x"), "share a function without arguments"),
     (lambda: s.feed("train.py", name="x"), "such as train.py:make_pipeline"),
     (lambda: s.reads_only(5), "reads_only needs a function"),
+    (lambda: testing.check_resume(p, every=0), "(every=) takes a whole number from 1, not 0"),
     (lambda: s.from_foldr, "no attribute 'from_foldr': did you mean from_folder?"),
     (lambda: p().shuffel(), "no attribute 'shuffel': did you mean shuffle?"),
     (lambda: p().nothing_like_it(), "no attribute 'nothing_like_it'"),

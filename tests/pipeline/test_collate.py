@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +85,34 @@ def test_named_tuples_tensors_and_bare_arrays() -> None:
     assert batch.samples.lengths.tolist() == [2, 4]
     (bare,) = stoker.from_dataset([np.arange(2), np.arange(3)]).batch(2, collate=pad(-1))
     assert bare.values.tolist() == [[0, 1, -1], [0, 1, 2]]
+
+
+def test_tensors_of_any_kind_and_what_stands_beside_them() -> None:
+    """A batch's arrays are all tensors, if one is."""
+    import torch
+
+    kinds: list[Callable[[int], Any]] = [
+        lambda n: torch.ones(n, dtype=torch.bfloat16),
+        lambda n: torch.ones(n, requires_grad=True),
+        lambda n: torch.ones(n, 2, dtype=torch.int64),
+    ]
+    for kind, collate in itertools.product(kinds, [pad(7), pad(7, on="t")]):
+        batch = collate([{"t": kind(n), "y": n, "name": "a"} for n in (1, 3)])
+        assert batch["t"].values.dtype == kind(1).dtype
+        assert not batch["t"].values.requires_grad
+        assert batch["t"].values.reshape(6, -1)[:, 0].tolist() == [1, 7, 7, 1, 1, 1]
+        assert (batch["t"].lengths.tolist(), batch["y"].tolist()) == ([1, 3], [1, 3])
+        assert all(torch.is_tensor(each) for each in (batch["t"].lengths, batch["y"]))
+        assert batch["name"] == ["a", "a"]
+    with pytest.raises(ValueError, match=r"pad\(0\.5\) fits no array of int64"):
+        pad(0.5)([torch.ones(1, dtype=torch.int64)])
+
+
+def test_a_masked_array_is_refused_wherever_it_stands_in_a_batch() -> None:
+    rows = [np.arange(3.0), np.ma.masked_array(np.arange(3.0), [True, False, False])]
+    for examples in (rows, rows[::-1]):
+        with pytest.raises(stoker.StageError, match="MaskedArray"):
+            list(stoker.from_dataset(examples).batch(2))
 
 
 def test_it_pickles() -> None:

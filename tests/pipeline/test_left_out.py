@@ -165,7 +165,7 @@ def test_uses_in_a_batch_are_distinct_where_that_is_promised(spec: Spec) -> None
     if not isinstance(pool, int) or pool < -(-factor // 1) * spec.batch:
         pool = None
     # In front of the echo: behind it a batch is made of uses from several draws.
-    filters = tuple(("first", *rest) for _, *rest in spec.filters)
+    filters = tuple(("first", percent, seed) for _, percent, seed in spec.filters)
     spec = replace(spec, echoes=((point, factor, pool),), filters=filters)
     survivors = sum(kept(spec, i) for i in range(spec.examples))
     pipeline = built(spec, 0)

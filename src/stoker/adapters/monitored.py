@@ -91,7 +91,7 @@ class Monitored(Generic[T]):
         if not isinstance(self.loader, Pipeline):  # that warns by itself
             warn_unsharded_loader(self.loader)
         began = time.perf_counter()
-        return _time_batches(self, iter(self.loader), began)  # the loader starts now, not later
+        return _TimedBatches(self, iter(self.loader), began)  # the loader starts now, not later
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -155,29 +155,52 @@ def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
     return EpochWait(**sums)
 
 
-def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
-    """Pass batches on. It is a generator because local variables are the cheapest counters."""
-    clock = time.perf_counter
-    number = len(owner.epochs)
-    batches, wait_s = 0, 0.0
-    first_s = None
-    asked_s = began_s  # iter() may start workers
-    whole = False
-    try:
-        for batch in iterator:
-            wait_s += clock() - asked_s
-            batches += 1
-            owner._at = number, batches, began_s, wait_s if first_s is None else first_s, wait_s
-            yield batch
-            if first_s is None:
-                first_s = wait_s
-            asked_s = clock()
-        wait_s += clock() - asked_s
-        whole = True
-    finally:
-        elapsed_s = clock() - began_s
-        first_s = wait_s if first_s is None else first_s
-        owner._end_epoch(EpochWait(batches, elapsed_s, first_s, wait_s), whole=whole)
+class _TimedBatches(Iterator[T]):
+    """A pass: the loader's batches, with the time that each is waited for.
+
+    It is no generator, as an error would end that: a loop that catches one may go on.
+    """
+
+    def __init__(self, owner: Monitored[T], batches: Iterator[T], began_s: float) -> None:
+        self._owner, self._batches = owner, batches
+        self._number = len(owner.epochs)
+        self._began_s = self._asked_s = began_s  # iter() may start workers: it is waited for, too
+        self._count = 0
+        self._wait_s = self._first_s = 0.0
+        self._has_ended = False
+
+    def __next__(self) -> T:
+        asked_s, self._asked_s = self._asked_s or time.perf_counter(), 0.0
+        is_over = False
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            is_over = True
+            raise
+        finally:
+            self._wait_s += time.perf_counter() - asked_s
+            if is_over:
+                self._end(whole=True)
+        if not self._count:
+            self._first_s = self._wait_s
+        self._count += 1
+        self._owner._at = self._number, self._count, self._began_s, self._first_s, self._wait_s
+        return batch
+
+    def close(self) -> None:
+        """End the pass here."""
+        self._end(whole=False)
+
+    __del__ = close
+
+    def _end(self, *, whole: bool) -> None:
+        if not self._has_ended:
+            self._has_ended, self._batches = True, iter(())
+            first_s = self._first_s if self._count else self._wait_s
+            elapsed_s = time.perf_counter() - self._began_s
+            self._owner._end_epoch(
+                EpochWait(self._count, elapsed_s, first_s, self._wait_s), whole=whole
+            )
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:

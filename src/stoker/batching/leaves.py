@@ -115,7 +115,7 @@ class DenseLeaf(Leaf):
 class ArrayLeaf(DenseLeaf):
     @staticmethod
     def is_one(value: Any) -> bool:
-        return isinstance(value, np.ndarray)
+        return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
 
     def stack(self, column: Any, rows: Any) -> None:
         write_rows(column, rows)

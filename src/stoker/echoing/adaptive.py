@@ -101,7 +101,8 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         super().__init__(layer, make_pool, upstream, tally)
         self.blocking = False
         self._worker_pool = worker_pool
-        self.policy = policy
+        self._policy = policy
+        self.agreement = policy if isinstance(policy, AgreedPolicy) else None
         self._steps = steps
         self._leaks = layer.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
@@ -121,7 +122,7 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
             upstream.wait_for(max(pool.fresh_of(code), pool.needed))
             self._codes_ahead.popleft()
         else:
-            code = self.policy.code(pool, upstream)
+            code = self._policy.code(pool, upstream)
         if code is None:
             pool.ended = True
             return False
@@ -144,38 +145,6 @@ class AdaptiveEcho(EchoStream[AdaptivePool]):
         if gone:
             self.pool.discard(gone)
             self._let_go(gone)
-
-    @property
-    def taken_of_source(self) -> int:
-        """The number of the source's items that were taken, dropped ones in between included."""
-        if not self.has_started:
-            return 0
-        return self.fresh if self.upstream.leaves_out else self.pool.admitted
-
-    @property
-    def agrees(self) -> bool:
-        return isinstance(self.policy, AgreedPolicy)
-
-    def agree_before(self, step: int, busy_ns: int) -> int | None:
-        policy = self._agreed
-        if busy_ns:
-            policy.note_consumed(busy_ns)
-        if not policy.due(step):
-            return None
-        policy.agree(step, self.taken_of_source)
-        return policy.factor
-
-    def is_over(self, step: int) -> bool:
-        return self._agreed.over(step)
-
-    @property
-    def ends_alike(self) -> bool:
-        return self._agreed.alike
-
-    @property
-    def _agreed(self) -> AgreedPolicy:
-        assert isinstance(self.policy, AgreedPolicy)
-        return self.policy
 
     def decided(self, epoch: int) -> Decisions | None:
         if not self.has_started:

@@ -391,11 +391,9 @@ def _choose_size(echo: Echo, context: StreamContext, stream: EchoStream[Any]) ->
         known.size = echo.pool
         return
     value = stream.first_value(context.worker_pool)
-    if value is None:
+    if value is None or type(value) is Failure:  # of which nothing can be measured
         known.size = echo.pool or DEFAULT_POOL_BATCHES * group
         return
-    if type(value) is Failure:
-        raise value.error
     each = max(1, pytree.nbytes(value))
     device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
     usable = stream.upstream.usable_bytes

@@ -120,6 +120,12 @@ class EchoStream(RepeatingStream, Generic[AnyPool]):
         return self._uses / self._first_uses if self._first_uses else 1.0
 
     @property
+    def taken_of_source(self) -> int:
+        if not self.has_started:
+            return 0
+        return self.fresh if self.upstream.leaves_out else self.pool.admitted
+
+    @property
     def fresh(self) -> int:
         """Fresh examples in the drawn items, without items that only wait in the pool.
 

@@ -363,12 +363,14 @@ class PolledStream(Stream):
 
 
 class RepeatingStream(Stream):
-    """A stream that keeps items in a pool, and hands out each several times."""
+    """A stream that keeps items in a pool, and hands out each several times.
 
-    @property
-    def agrees(self) -> bool:
-        """Whether ranks agree on its steps, so that all take equally many."""
-        return False
+    Attributes:
+        agreement: the ``AgreedPolicy`` by which ranks agree on its steps, so that all take equally
+            many (``echoing/rank_sync.py``), or None.
+    """
+
+    agreement: Any = None
 
     @property
     @abstractmethod
@@ -380,25 +382,14 @@ class RepeatingStream(Stream):
     def factor(self) -> float:
         """The uses so far, divided by the first uses among them; 1 before any."""
 
+    @property
+    @abstractmethod
+    def taken_of_source(self) -> int:
+        """The number of the source's items that were taken, dropped ones in between included."""
+
     @abstractmethod
     def item_bytes(self) -> int:
         """Return the bytes of an item in the pool; 0 if it is empty."""
-
-    def agree_before(self, step: int, busy_ns: int) -> int | None:
-        """Agree with the other ranks before a step, if that is due; return the factor then.
-
-        ``busy_ns``: how long the consumer was busy with the step before; 0 before any.
-        """
-        return None
-
-    def is_over(self, step: int) -> bool:
-        """Whether the epoch has no such step, on any rank."""
-        return False
-
-    @property
-    def ends_alike(self) -> bool:
-        """Whether the epochs of all ranks end at the same step."""
-        return True
 
     def decided(self, epoch: int) -> Decisions | None:
         """Return what it decided by the clock so far; None before anything."""

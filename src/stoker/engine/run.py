@@ -76,13 +76,10 @@ class Run:
         self._streams = streams = EpochStreams(setup)
         self._planning = streams.planning
         self._skip_log = streams.skip_log
-        self._agreeing: RepeatingStream | None = None  # whose steps ranks agree on
         self._segments = self._streams.segments
         began = time.perf_counter_ns()
         try:
             self._streams.build()
-            if streams.echo is not None and streams.echo.agrees:
-                self._agreeing = streams.echo
             if position.order and position.order != self.order_digest:
                 raise StateError(
                     f"the order of epoch {setup.epoch} is another one now than when the state was "
@@ -277,13 +274,14 @@ class Run:
         """Take the next output from the last stream, done or not; None at the end."""
         if self.yielded == self.steps:
             return None
-        agreeing = self._agreeing
-        if agreeing is not None:
-            self._agree(agreeing, now)
-            if agreeing.is_over(self.yielded):
-                return None
+        echo = self._streams.echo
+        if echo is None or echo.agreement is None:
+            return self._streams.last.pull()
+        self._agree(echo, now)
+        if echo.agreement.over(self.yielded):
+            return None
         item = self._streams.last.pull()
-        if item is None and agreeing is not None and not agreeing.ends_alike and self.steps is None:
+        if item is None and not echo.agreement.alike and self.steps is None:
             raise StokerError("no example is left on this rank, while others go on")
         return item
 
@@ -355,11 +353,14 @@ class Run:
         finally:
             self._planning.lock.release()
 
-    def _agree(self, agreeing: RepeatingStream, now: int) -> None:
+    def _agree(self, echo: RepeatingStream, now: int) -> None:
         """Agree with other ranks on the next steps, if that is due."""
-        factor = agreeing.agree_before(self.yielded, now - self._left_ns if self._left_ns else 0)
-        if factor is not None:
-            self._setup.autotuner.factor = factor
+        agreement = echo.agreement
+        if self._left_ns:
+            agreement.note_consumed(now - self._left_ns)
+        if agreement.due(self.yielded):
+            agreement.agree(self.yielded, echo.taken_of_source)
+            self._setup.autotuner.factor = agreement.factor
             self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
     def pending_positions(self) -> list[Position | None]:

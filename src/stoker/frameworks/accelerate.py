@@ -10,14 +10,14 @@ import sys
 from typing import Any
 
 from stoker.basics.warn import warn
-from stoker.frameworks.framework import EpochListener, Framework, RunningEpoch, is_calling
+from stoker.frameworks.framework import Framework, RunningEpoch, is_calling
 
 WRITTEN_FOR = "1.15"
 """The release whose private parts are read here; tests/frameworks/test_versions.py."""
 
 
-class AccelerateEpoch:
-    """Stands for an epoch among the loaders that Accelerate knows."""
+class EpochListener:
+    """Hears when an epoch begins and ends; stands for it among the loaders of Accelerate."""
 
     def __init__(self, epoch: RunningEpoch, gradients: Any) -> None:
         self._epoch = epoch
@@ -76,7 +76,7 @@ class Accelerate(Framework):
                 "add "
                 "examples that do not exist. For evaluation use .shard(remainder='pad')"
             )
-        return AccelerateEpoch(epoch, state.GradientState())
+        return EpochListener(epoch, state.GradientState())
 
     def mesh(self) -> Any:
         """Return the device mesh that it has set up, or None."""

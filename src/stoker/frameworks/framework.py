@@ -1,4 +1,4 @@
-"""The protocol of training frameworks; its defaults are the answers of a plain loop.
+"""The protocol of training frameworks; its defaults are the answers of none.
 
 A framework calls a pipeline without saying why. A module in this room finds out for each framework.
 The rest of the package asks ``queries``, and knows no framework by name.
@@ -7,42 +7,11 @@ The rest of the package asks ``queries``, and knows no framework by name.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Protocol
 
 SAMPLER = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each its part"
-
-
-class TrainingLoop:
-    """The loop that iterates over a pipeline. The defaults are those of a user's own loop.
-
-    Attributes:
-        framework: the name of its framework.
-        reads_ahead: whether it takes one batch more than it trains on if there is no ``len()``.
-        begins_later: whether it asks for an iterator before it loads a state that it will go on at.
-        repeats_first_epoch: whether all of its epochs must have the batches of the first.
-    """
-
-    framework = ""
-    reads_ahead = False
-    begins_later = False
-    repeats_first_epoch = False
-
-    def has_ended_epoch(self) -> bool:
-        """True if it requests no more batches of its epoch, although there may be some."""
-        return False
-
-    def untrained_batches(self) -> int:
-        """Return how many batches it has received and not finished training on."""
-        return 0
-
-    def take_state(self, is_for: Callable[[Any], bool]) -> Any:
-        """Return, once, a saved state that it loaded and did not pass to the loader; else None.
-
-        ``is_for`` returns True for the loader that asks.
-        """
-        return None
 
 
 class RunningEpoch(Protocol):
@@ -61,18 +30,6 @@ class RunningEpoch(Protocol):
     @property
     def ends_unequally(self) -> bool:
         """True if ranks have more or fewer examples than others."""
-        ...
-
-
-class EpochListener(Protocol):
-    """Is called when an epoch begins and ends."""
-
-    def begin(self) -> None:
-        """Record that a batch was handed out."""
-        ...
-
-    def end(self) -> None:
-        """Record that the epoch has ended, or was left."""
         ...
 
 

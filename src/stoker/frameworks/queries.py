@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.frameworks.accelerate import Accelerate
-from stoker.frameworks.framework import EpochListener, Framework, RunningEpoch, TrainingLoop
+from stoker.frameworks.accelerate import EpochListener as EpochListener
+from stoker.frameworks.framework import Framework, RunningEpoch
 from stoker.frameworks.keras import Keras
 from stoker.frameworks.lightning import Lightning
+from stoker.frameworks.lightning import TrainingLoop as TrainingLoop
 from stoker.frameworks.ray_train import RayTrain
 from stoker.frameworks.torch_checkpoint import unwrap_state as unwrap_state
 from stoker.frameworks.torch_checkpoint import wrap_state as wrap_state
@@ -16,12 +18,11 @@ from stoker.frameworks.torch_checkpoint import wrap_state as wrap_state
 # in Ray.
 _LIGHTNING, _ACCELERATE = Lightning(), Accelerate()
 _ALL: tuple[Framework, ...] = (_LIGHTNING, Keras(), _ACCELERATE, RayTrain())
-_PLAIN = TrainingLoop()
 
 
 def calling_loop() -> TrainingLoop:
     """Return the loop that is calling; the user's own if it is no framework's."""
-    return _LIGHTNING.loop() or _PLAIN
+    return _LIGHTNING.loop()
 
 
 def sharding_framework() -> Framework | None:

@@ -60,7 +60,7 @@ class EpochDataset:
         """Return the examples of an epoch, of all ranks together; TypeError if not known."""
         source = self.pipeline.chain.source
         if not source.yields_batches:
-            count: int = source.count()
+            count: int = source.examples(self.pipeline.chain.selection.of_all_ranks())
             return count
         try:
             return len(source.attribute("dataset"))

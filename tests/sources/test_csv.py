@@ -70,6 +70,8 @@ def test_nan_is_no_missing_value(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == [1, None, 3, 4]
     assert [row["name"] for row in rows] == ["nan", "b", "c", "d"]
     assert [row["empty"] for row in rows] == [None] * 4
+    (tmp_path / "a.csv").write_text("x\n1.5\n1.#QNAN\nNaN\n")
+    assert [str(row["x"]) for row in stoker.from_csv(tmp_path / "a.csv")] == ["1.5", "None", "nan"]
     (tmp_path / "b.csv").write_text("x,name\n0.5,a\nNaN,b\n")
     (batch,) = stoker.from_csv(tmp_path / "b.csv").batch(2)
     assert str(batch["x"]) == "[0.5 nan]"
@@ -95,6 +97,8 @@ def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
     wrong: list[tuple[list[str], str]] = [
         (["a,b", "1,2,3"], "cannot be read as CSV.*Expected 2 columns"),
         (["a,a", "1,2"], "two columns are called 'a'"),
+        (["a,a", "1.5,", "2.5,3"], "two columns are called 'a'"),
+        (["a,b,,", "1,2,,"], "two columns are called ''"),
         (["a,b"], "no rows"),
         ([], "cannot be read as CSV"),
     ]

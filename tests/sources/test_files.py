@@ -181,6 +181,14 @@ def test_all_bytes_of_a_file_are_read(tmp_path: Path, size: int) -> None:
     assert file == (str(path), content)
 
 
+def test_the_name_of_a_file_that_is_there_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("x[1].bin", "x1.bin"):
+        (tmp_path / name).write_text(name)
+    (found,) = stoker.from_files(tmp_path / "x[1].bin")
+    assert found.data == b"x[1].bin"
+    assert len(stoker.from_files(tmp_path / "x[12].bin")) == 1
+
+
 def test_sparse_and_shortened_files_are_what_is_in_them(folder: Path) -> None:
     pipeline = stoker.from_folder(folder)
     os.truncate(folder / "c" / "1.png", 100_000)

@@ -280,6 +280,7 @@ def test_what_is_no_table() -> None:
         (pandas.DataFrame(index=range(3)), "has no columns"),
         (pandas.Series([1, 2]), "this Series is not a table for Arrow"),
         (pandas.DataFrame({"x": [1, "a"]}), "this DataFrame is not a table for Arrow"),
+        (pandas.DataFrame({"x": ["a", 1]}), "this DataFrame is not a table for Arrow"),
     ]
     for data, says in wrong:
         with pytest.raises(ValueError, match=says):

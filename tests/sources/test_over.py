@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker.basics.buffers import Recycler
+from stoker.sources.over import ConcatSource
 from stoker.testing import check_resume
 from strategies import few, stream
 
@@ -77,6 +80,48 @@ def test_a_dataset_that_became_shorter_is_told_so() -> None:
         list(data)
 
 
+class Asked:
+    """Tells how often it was asked before, and fails once: then it may be half changed."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        self.times += 1
+        if index == 3:
+            raise OSError(index)
+        return self.times
+
+
+OVER: list[Any] = [
+    lambda part: stoker.concat([part], max_errors=1),
+    lambda part: stoker.concat([*arrays(2), part, *arrays(3)], max_errors=1).skip(2).take(6),
+    lambda part: stoker.mix([part], max_errors=1),
+    lambda part: stoker.zip(part, *arrays(6), max_errors=1).map(operator.itemgetter(0)),
+]
+
+
+@pytest.mark.parametrize("over", OVER)
+def test_a_dataset_is_asked_once_for_each_example_whatever_it_raises(over: Any) -> None:
+    data = Asked()
+    (batch,) = over(stoker.from_dataset(data)).batch(6).workers(0)
+    assert [int(each) for each in batch] == [1, 2, 3, 5, 6]
+
+
+def test_more_parts_than_two_bytes_count() -> None:
+    row: Any = stoker.from_arrays(np.zeros(1, int)).chain.source
+    last: Any = stoker.from_arrays(np.array([7])).chain.source
+    joined: Any = ConcatSource([*[row] * 65_536, last])
+    assert joined.fetch([65_536, 0]) == [7, 0]
+    rows = joined.rows
+    batch = rows.allocate(2, Recycler())
+    rows.gather(np.array([65_536, 0]), batch, 0)
+    assert batch.tolist() == [7, 0]
+
+
 @pytest.mark.parametrize("protocol", ["", "file://"])
 def test_images_and_their_masks(tmp_path: Path, protocol: str) -> None:
     for folder, suffix in (("images", "jpg"), ("masks", "png")):
@@ -119,7 +164,7 @@ def test_what_cannot_be_joined_or_paired() -> None:
     for given_ in (a, [a, 1], {a: 1}):
         with pytest.raises(TypeError, match="takes pipelines, as in"):
             joined(given_)
-    with pytest.raises(ValueError, match="seeds 1, 2"):
+    with pytest.raises(ValueError, match=r"seeds 1, 2, .* for all: zip\(\.\.\., seed=\)"):
         stoker.zip(stoker.from_arrays(np.arange(4), seed=1), stoker.from_dataset([1] * 4, seed=2))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import stoker
@@ -110,6 +111,15 @@ def test_the_fields_that_are_told_are_those_that_are_read(tmp_path: Path) -> Non
     assert [set(each.fields) for each in shards] == [{"x.npy", "y", "z"}, {"x.npy", "y"}]
     found = list(stoker.from_tar(tmp_path / "s/*.tar", ["x.npy", "y"]))
     assert [row["y"] for row in found] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("first", ["image", "data"])
+def test_dicts_may_have_the_names_of_a_folders_fields(tmp_path: Path, first: str) -> None:
+    table = pa.table({first: [b"x", b"y"], "label": [0, 1]})
+    source: Any = stoker.from_table(table).chain.source
+    pack_source(source, str(tmp_path / "s"), 1 << 20)
+    found = list(stoker.from_tar(tmp_path / "s/*.tar"))
+    assert [(row[first], row["label"]) for row in found] == [(b"x", b"0"), (b"y", b"1")]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import stoker
 from backends import backend  # noqa: F401 - for every test here
 from descriptors import open_descriptors
 from stoker.images import native
+from stoker.sources.patterns import expand_braces
 from stoker.testing import check_resume
 from strategies import few, stream
 
@@ -254,6 +256,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     [
         ("a{1..3}.bin", ["a1.bin", "a2.bin", "a3.bin"]),
         ("a{09..10}.bin", ["a09.bin", "a10.bin"]),
+        ("{b,a}{2..1}.bin", ["b2.bin", "b1.bin", "a2.bin", "a1.bin"]),
         ("{b,a1}.bin", ["b.bin", "a1.bin"]),
         ("{a,b}{1..2}.bin", ["a1.bin", "a2.bin", "b1.bin", "b2.bin"]),
         ("b*.bin", ["b.bin", "b1.bin", "b2.bin"]),
@@ -265,6 +268,21 @@ def test_braces_and_globs(tmp_path: Path, pattern: str, names: list[str]) -> Non
         np.full(2, number, np.uint16).tofile(tmp_path / f"{name}.bin")
     found = stoker.from_tokens(tmp_path / pattern, 1, dtype="uint16")
     assert [every[int(w.inputs[0])] + ".bin" for w in found] == names
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    """One number with zeros in front sets the width of all."""
+    for inside in ("{0..11}", "{00..11}", "{9..011}", "{11..0}", "{0..0}"):
+        shell = subprocess.run(["bash", "-c", f"echo x{inside}"], capture_output=True, check=True)
+        assert [*expand_braces(f"x{inside}")] == shell.stdout.decode().split()
+
+
+def test_nothing_behind_an_array_is_tokens(tmp_path: Path) -> None:
+    with open(tmp_path / "two.npy", "wb") as file:
+        for start in (0, 100):
+            np.save(file, np.arange(start, start + 20))
+    windows = list(stoker.from_tokens(tmp_path / "two.npy", 9))
+    assert [[*map(int, each.inputs)] for each in windows] == [[*range(9)], [*range(9, 18)]]
 
 
 def test_a_file_is_known_by_its_bytes(tmp_path: Path) -> None:

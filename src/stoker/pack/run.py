@@ -233,6 +233,8 @@ def _field_mapper(source: IndexedSource) -> Callable[[Any], Mapping[str, Any]]:
     common_suffix = suffixes.pop() if len(suffixes) == 1 and "cls" not in suffixes else ""
 
     def as_labeled(example: Any) -> Mapping[str, Any]:
+        if not isinstance(example, (LabeledImage, LabeledFile)):
+            return as_mapping(example)
         return {common_suffix or example._fields[0]: example[0], "cls": example[1]}
 
     return as_labeled

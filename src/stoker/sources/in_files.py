@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stoker.basics.fingerprint import Fingerprint, of_file
-from stoker.sources.files import FileVersion, PartialFile, for_each
+from stoker.sources.files import FileVersion, PartialFile, absolute, for_each
 from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, describe_paths, find_files, has_urls
 from stoker.sources.remote.files import access_to, find_urls
@@ -114,5 +114,5 @@ def fingerprint_in(file: VersionedFile, number: int, suffix: str = "") -> Finger
     """Return the fingerprint of a part of a file."""
     if "://" in file.path:
         return Fingerprint(file.path + suffix, *file.version[:2], number)
-    path = os.path.abspath(file.path)
+    path = absolute(file.path)
     return of_file(path + suffix, os.stat(path), number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -31,6 +31,7 @@ class _OverSeveral(IndexedSource):
     def __init__(self, sources: Sequence[IndexedSource]) -> None:
         self.sources = tuple(sources)
         self.runs_user_code = any(source.runs_user_code for source in sources)
+        self.takes_many = all(source.takes_many for source in sources)
 
     @property
     def name(self) -> str:
@@ -90,7 +91,40 @@ class SourceOver(_OverSeveral):
         return known[0] if all(each == known[0] for each in known) else None
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return _merge_fetched(self, indices, self.sources)
+        return self.merge(indices, self.sources)
+
+    def merge(self, indices: Indices, each: Sequence[Reader | IndexedSource]) -> list[Any]:
+        """Fetch examples from what reads each part; return them in the order of their indices."""
+        if len(indices) == 1:
+            number, own_index = self.find(int(indices[0]))
+            return each[number].fetch([own_index])
+        examples: list[Any] = [None] * len(indices)
+        for part, (at, own) in zip(each, self.split_by_part(indices), strict=True):
+            if len(own):
+                for place, example in zip(at.tolist(), part.fetch(own), strict=True):
+                    examples[place] = example
+        return examples
+
+    def split(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """Return the parts that these examples are in, each with its own indices."""
+        each = self.split_by_part(indices)
+        return [(number, own) for number, (_, own) in enumerate(each) if len(own)]
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        fetched: dict[int, Any] = {}
+        for source, (at, own) in zip(self.sources, self.split_by_part(indices), strict=True):
+            if source.takes_many and len(own):
+                with contextlib.suppress(Exception):  # raised again by the example's own turn
+                    fetched.update(zip(at.tolist(), source.fetch(own), strict=True))
+        for place, index in enumerate(np.asarray(indices).tolist()):
+            if place in fetched:
+                examples.append(fetched[place])
+                continue
+            number, own_index = self.find(index)
+            error = _read_one(self.sources[number], examples, own_index)
+            if error is not None:
+                return error
+        return None
 
     def by_part(
         self, indices: NDArray[np.int64]
@@ -99,8 +133,8 @@ class SourceOver(_OverSeveral):
 
         Returns each one's former place, its index in its part, and the end of each part.
         """
-        numbers = self._numbering.parts(indices).astype(np.uint16)
-        places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
+        numbers = self._numbering.parts(indices).astype(np.min_scalar_type(len(self.sources)))
+        places = numbers.argsort(kind="stable")  # of two bytes at most, in linear time
         numbers = numbers[places]
         own = indices[places] - self._numbering.starts[numbers]
         ends: list[int] = numbers.searchsorted(np.arange(len(self.sources)), "right").tolist()
@@ -114,7 +148,7 @@ class SourceOver(_OverSeveral):
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
         readers = [source.reader(own) for source, own in self.read_of(selection)]
-        return _ReaderOver(self, readers) if any(readers) else None
+        return _ReaderOver(self, self.sources, readers, sum) if any(readers) else None
 
     def read_of(
         self, selection: Selection | None
@@ -215,11 +249,28 @@ class PairedSource(_OverSeveral):
         return len(self.sources[0])
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return list(zip(*(source.fetch(indices) for source in self.sources), strict=True))
+        return self.merge(indices, self.sources)
+
+    def merge(self, indices: Indices, each: Sequence[Reader | IndexedSource]) -> list[Any]:
+        """Fetch the same examples from what reads each source; return them paired."""
+        return list(zip(*(one.fetch(indices) for one in each), strict=True))
+
+    def split(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """Return all sources, each with the same indices."""
+        return [(number, indices) for number in range(len(self.sources))]
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        for index in np.asarray(indices).tolist():
+            parts: list[Any] = []
+            for source in self.sources:
+                if (error := _read_one(source, parts, index)) is not None:
+                    return error
+            examples.append(tuple(parts))
+        return None
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
         readers = [source.reader(selection) for source in self.sources]
-        return _PairedReader(self.sources, readers) if any(readers) else None
+        return _ReaderOver(self, self.sources, readers, max) if any(readers) else None
 
     def path(self, index: int) -> str | None:
         paths = [source.path(index) for source in self.sources]
@@ -233,51 +284,40 @@ class PairedSource(_OverSeveral):
         return Fingerprint(repr([tuple(source.fingerprint(index)) for source in self.sources]))
 
 
-class _Readers:
-    """The readers of several sources; one without a reader is read when it is fetched."""
+class _ReaderOver:
+    """The readers of the sources that a source is over; what has none is read when it is fetched.
 
-    def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
-        self._each = [reader or source for reader, source in zip(readers, sources, strict=True)]
-        self._readers = readers
+    Args:
+        source: the one over them.
+        sources, readers: those that it is over, and the readers of them.
+        total: how many reads may be under way in all, of each reader's.
+    """
+
+    def __init__(
+        self,
+        source: SourceOver | PairedSource | NumberedSource,
+        sources: Sequence[IndexedSource],
+        readers: Sequence[Reader | None],
+        total: Callable[[Iterable[int]], int],
+    ) -> None:
+        self._source, self._readers = source, readers
+        self._each = [reader or one for reader, one in zip(readers, sources, strict=True)]
         self._open = [reader for reader in readers if reader is not None]
+        self.requests = total(reader.requests for reader in self._open)
+
+    def expect(self, indices: Indices) -> None:
+        for number, own in self._source.split(indices):
+            reader = self._readers[number]
+            if reader is not None:
+                reader.expect(own)
+
+    def fetch(self, indices: Indices) -> list[Any]:
+        return self._source.merge(indices, self._each)
 
     def close(self) -> None:
         with contextlib.ExitStack() as rest:
             for reader in self._open:
                 rest.callback(reader.close)
-
-
-class _ReaderOver(_Readers):
-    """The readers of sources whose examples follow each other."""
-
-    def __init__(self, source: SourceOver, readers: Sequence[Reader | None]) -> None:
-        super().__init__(source.sources, readers)
-        self._source = source
-        self.requests = sum(reader.requests for reader in self._open)
-
-    def expect(self, indices: Indices) -> None:
-        split_by_part = self._source.split_by_part(indices)
-        for reader, (_, own) in zip(self._readers, split_by_part, strict=True):
-            if reader is not None and len(own):
-                reader.expect(own)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        return _merge_fetched(self._source, indices, self._each)
-
-
-class _PairedReader(_Readers):
-    """The readers of paired sources."""
-
-    def __init__(self, sources: Sequence[IndexedSource], readers: Sequence[Reader | None]) -> None:
-        super().__init__(sources, readers)
-        self.requests = max(reader.requests for reader in self._open)
-
-    def expect(self, indices: Indices) -> None:
-        for reader in self._open:
-            reader.expect(indices)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        return list(zip(*(each.fetch(indices) for each in self._each), strict=True))
 
 
 class _RowsOver(Rows):
@@ -311,19 +351,12 @@ class _RowsOver(Rows):
             found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
 
 
-def _merge_fetched(
-    source: SourceOver, indices: Indices, readers: Sequence[Reader | IndexedSource]
-) -> list[Any]:
-    """Fetch examples from each part's reader, and return them in the order of their indices."""
-    if len(indices) == 1:
-        number, own_index = source.find(int(indices[0]))
-        return readers[number].fetch([own_index])
-    examples: list[Any] = [None] * len(indices)
-    for reader, (at, own) in zip(readers, source.split_by_part(indices), strict=True):
-        if len(own):
-            for place, example in zip(at.tolist(), reader.fetch(own), strict=True):
-                examples[place] = example
-    return examples
+def _read_one(source: IndexedSource, examples: list[Any], index: int) -> Exception | None:
+    """Append one example of a part, or return why not; a user's dataset is asked for it once."""
+    try:
+        return source.read_into(examples, [index])
+    except Exception as error:
+        return error
 
 
 def _form(rows: Rows) -> str | None:
@@ -366,7 +399,23 @@ class NumberedSource(IndexedSource):
         return f"{self.within.signature()} numbered {self.field!r}"
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self.add_numbers(self.within.fetch(indices), indices)
+        return self.merge(indices, [self.within])
+
+    def merge(self, indices: Indices, each: Sequence[Reader | IndexedSource]) -> list[Any]:
+        """Fetch examples from the one that reads them; return them with their numbers."""
+        examples = each[0].fetch(indices)
+        if len(examples) != len(indices):
+            return examples  # as many as were not asked for: the caller says so
+        field = self.field
+        numbers = [int(index) for index in indices]
+        return [
+            pytree.with_field(example, field, number)
+            for example, number in zip(examples, numbers, strict=True)
+        ]
+
+    def split(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """Return the source, with the same indices."""
+        return [(0, indices)]
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
         read: list[Any] = []
@@ -378,23 +427,13 @@ class NumberedSource(IndexedSource):
                 return clash
         return error
 
-    def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
-        if len(examples) != len(indices):
-            return examples  # as many as were not asked for: the caller says so
-        field = self.field
-        numbers = [int(index) for index in indices]
-        return [
-            pytree.with_field(example, field, number)
-            for example, number in zip(examples, numbers, strict=True)
-        ]
-
     def identity(self) -> str | None:
         within = self.within.identity()
         return None if within is None else f"{within}\0numbered {self.field}"
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
         reader = self.within.reader(selection)
-        return None if reader is None else _NumberedReader(self, reader)
+        return None if reader is None else _ReaderOver(self, [self.within], [reader], max)
 
     @property
     def rows(self) -> Rows | None:
@@ -412,23 +451,6 @@ for _name in (
     *("path", "local_path", "name_of", "fingerprint", "column", "labels", "attribute"),
 ):
     setattr(NumberedSource, _name, property(attrgetter(f"within.{_name}")))
-
-
-class _NumberedReader:
-    """A reader of a source whose examples carry their numbers."""
-
-    def __init__(self, source: NumberedSource, within: Reader) -> None:
-        self._source, self.within = source, within
-        self.requests = within.requests
-
-    def expect(self, indices: Indices) -> None:
-        self.within.expect(indices)
-
-    def fetch(self, indices: Indices) -> list[Any]:
-        return self._source.add_numbers(self.within.fetch(indices), indices)
-
-    def close(self) -> None:
-        self.within.close()
 
 
 class _NumberedRows(Rows):

@@ -97,7 +97,9 @@ def _parts(inside: str) -> list[str]:
     if numbers is None:
         return inside.split(",")
     first, last = int(numbers[1]), int(numbers[2])
-    width = max(map(len, numbers.groups())) if inside.startswith("0") else 0
+    # As a shell does: one that is written with zeros in front sets the width of all.
+    is_wide = any(len(each) > 1 and each.startswith("0") for each in numbers.groups())
+    width = max(map(len, numbers.groups())) if is_wide else 0
     step = 1 if first <= last else -1
     return [f"{n:0{width}}" for n in range(first, last + step, step)]
 

@@ -280,7 +280,7 @@ class TokenFile(NamedTuple):
 
 def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
     """Return a file's token dtype and count, from its first bytes."""
-    path, version, start = file.path, file.version, 0
+    path, version, start, end = file.path, file.version, 0, file.version.size_bytes
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
     if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
         opened = file.as_file()
@@ -288,7 +288,8 @@ def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
         if len(shape) != 1:
             raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
         start = opened.tell()
-        if version.size_bytes < start + shape[0] * kind.itemsize:
+        end = start + shape[0] * kind.itemsize  # as numpy.load does, it reads nothing behind
+        if version.size_bytes < end:
             raise ValueError(
                 f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
                 f"bytes for {shape[0]:,} tokens"
@@ -312,7 +313,7 @@ def token_file(file: PartialFile, dtype: DTypeLike | None) -> TokenFile:
         raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
     if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
         raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
-    nbytes = version.size_bytes - start
+    nbytes = end - start
     if nbytes % kind.itemsize:
         raise ValueError(
             f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "

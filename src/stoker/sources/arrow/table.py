@@ -111,7 +111,10 @@ def to_table(data: Any, caller: str) -> Any:
     elif hasattr(data, "__arrow_c_stream__"):
         try:
             table = _with_nan(pa.table(data), data)
-        except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
+        except (
+            pa.ArrowInvalid,
+            pa.ArrowTypeError,
+        ) as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
             raise ValueError(f"{caller}: this {kind} is not a table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
@@ -245,7 +248,7 @@ class CsvSource(TableSource):
                     f"{path}: column {field.name!r} is not UTF-8: convert the file, such as by "
                     "iconv -f latin1 -t utf-8"
                 )
-        return to_table(_with_read_nan(table, read), "from_csv")
+        return _with_read_nan(to_table(table, "from_csv"), read)
 
     def _join(self, paths: Sequence[str], tables: Sequence[Any]) -> Any:
         names = tables[0].column_names
@@ -273,7 +276,8 @@ def _with_read_nan(table: Any, read: Callable[..., Any]) -> Any:
     }
     if not kinds:
         return table
-    missing = [text for text in csv.ConvertOptions().null_values if "nan" not in text.lower()]
+    usual = csv.ConvertOptions().null_values
+    missing = [text for text in usual if text.lower().removeprefix("-") != "nan"]
     again = read(include_columns=[*kinds], column_types=kinds, null_values=missing)
     for name, column in zip(kinds, again.columns, strict=True):
         if column.null_count < len(table):

@@ -109,8 +109,9 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
 
     def fingerprint(self, index: int) -> Fingerprint:
         if self.access is None:
-            path = os.path.abspath(os.path.join(self._below, self._files[index]))
-            return of_file(path, os.stat(path))
+            given = self._files[index]  # examples hold it, so another spelling is another example
+            path = os.path.join(self._below, given)
+            return of_file(path if path == given else f"{self._below}\0{given}", os.stat(path))
         file = self.locate(index)
         return Fingerprint(file.url, file.size, file.version)
 
@@ -125,7 +126,7 @@ class FilesSource(ReadsRanges[Any], IndexedSource):
     def _list_matching(self, pattern: str) -> Names:
         """List the matching files, from the pattern's last folder without wildcards on."""
         if self.access is None:
-            literal = not glob.has_magic(pattern)
+            literal = os.path.lexists(pattern) or not glob.has_magic(pattern)
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
             if literal and os.path.isdir(pattern):

@@ -168,7 +168,11 @@ class RemoteReader:
         for _ in range(min(free, len(self._queue))):
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._start_tasks()  # what was queued since it looked last
 
     async def _work(self) -> None:
         while self._queue:

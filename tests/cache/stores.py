@@ -17,7 +17,7 @@ import stoker
 from stoker.cache import store_dir
 from stoker.cache.counters import ITEMS
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import DATA, Missing, Store, StoreLocked, WriteResult
+from stoker.cache.store import DATA, Missing, Store, StoreLocked
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRELUDE = f"""
@@ -105,13 +105,14 @@ def wrong(items: dict[int, bytes]) -> list[int]:
     return [n for n, value in items.items() if value != content(n)]
 
 
-def patiently(store: Store, items: Iterable[StoredItem]) -> WriteResult:
+def patiently(store: Store, items: Iterable[StoredItem]) -> None:
     """Add items, however long others write."""
     items = list(items)
     give_up_at = time.monotonic() + 200
     while True:
         try:
-            return store.add(items)
+            store.add(items)
+            return
         except StoreLocked:
             assert time.monotonic() < give_up_at, "somebody writes for ever"
             time.sleep(0.001)

@@ -194,6 +194,13 @@ def shuffled_nothing() -> stoker.Pipeline:
     return stoker.from_arrays(np.arange(0), seed=0).shuffle()
 
 
+def test_a_place_before_late_examples_is_one(tmp_path: Path) -> None:
+    train = plain().late(2).batch(4).cache("auto", path=tmp_path / "store", version="1")
+    assert ".cache(auto)" in str(train)
+    found = [int(number) for batch in train.workers(0) for number in batch["id"]]
+    assert sorted(found) == [*range(100)]
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a cache": (lambda: plain().cache("1MiB").cache("auto"), "a pipeline has one cache"),
     "streams": (lambda: stoker.from_iterable([1, 2]).cache("auto"), "a stream is read once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import json
 import os
@@ -619,6 +620,51 @@ def test_two_folders_of_one_relative_name_are_not_confused(
         chain = stoker.from_folder("train").map(doubled, on="label")
         cached = chain.cache(LIMIT, path=store, version="1").workers(0)
         assert stream(cached) == stream(chain)
+
+
+def test_two_spellings_of_a_path_are_not_confused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An example has its path as it was given; a link may lead elsewhere than its spelling."""
+    pets(tmp_path / "train")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a.txt").write_text("here")
+    (tmp_path / "there" / "a.txt").write_text("there")
+    monkeypatch.chdir(tmp_path)
+    globs = ["train/*/*.jpg", f"{tmp_path}/train/*/*.jpg", "./train/*/*.jpg"]
+    makes: Any = [functools.partial(stoker.from_files, pattern) for pattern in globs]
+    each_has_its_own(tmp_path / "store", 12, makes)
+    (tmp_path / "there" / "deep").mkdir()
+    (tmp_path / "deep").symlink_to(tmp_path / "there" / "deep")
+    up = stoker.from_files("deep/../a.txt").cache(LIMIT, path=tmp_path / "up")
+    for text in ("there", "other"):
+        (tmp_path / "there" / "a.txt").write_text(text)
+        assert [each.data.decode() for each in up] == [text]
+
+
+@pytest.mark.parametrize("second", ["here", "elsewhere"])
+def test_a_store_is_kept_if_one_of_its_users_wants_it(tmp_path: Path, second: str) -> None:
+    store = str(tmp_path / "store")
+
+    def made(**how: Any) -> stoker.Pipeline[Any]:
+        return stoker.from_dataset(range(8)).cache("1MiB", path=store, version="1", **how)
+
+    users = [made(keep=False)]
+    assert list(users[0]) == [*range(8)]
+    if second == "here":
+        users.append(made())
+        assert list(users[1]) == [*range(8)]
+    else:
+        elsewhere = f"""
+            made = stoker.from_dataset(range(8)).cache("1MiB", path={store!r}, version="1")
+            assert list(made) == [*range(8)]
+        """
+        run(tmp_path, elsewhere)
+    users.clear()
+    gc.collect()
+    again = made()
+    assert list(again) == [*range(8)]
+    assert counted(again).hits == 8
 
 
 def test_two_versions_in_one_store_are_not_confused(tmp_path: Path) -> None:

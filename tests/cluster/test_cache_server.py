@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -273,9 +274,13 @@ def test_nothing_that_is_wrong_enters(server: CacheServer) -> None:
     assert server._store.counters.head[ITEMS] == 1
 
 
-def test_tries_come_later_each_time_and_at_once_again_after_an_answer() -> None:
+def test_tries_come_later_each_time_and_at_once_again_after_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
-    tries = Backoff(lambda: now[0])
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("stoker.cluster.membership.time", clock)
+    tries = Backoff()
     assert tries.is_due
     waited: list[float] = []
     for _ in range(9):

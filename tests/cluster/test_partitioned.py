@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import shutil
@@ -24,7 +25,6 @@ from scripts import reserved_port
 from stoker.cache.counters import ITEMS
 from stoker.cluster.cache_connection import CacheConnection
 from stoker.cluster.cache_server import CacheServer
-from stoker.cluster.partitioned import PartitionedCache
 from strategies import FULL, frozen, one_in, stream
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
@@ -95,6 +95,13 @@ def test_a_run_is_resumed_in_mid_epoch(three: list[CacheServer]) -> None:
     stoker.testing.check_resume(make)
 
 
+def test_a_copy_from_before_the_first_epoch_joins_by_itself(three: list[CacheServer]) -> None:
+    made = over(shuffled(), three).batch(7)
+    for copied in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert stream(copied) == stream(shuffled().batch(7))
+        assert counted(copied).misses + counted(copied).hits == EXAMPLES
+
+
 def test_a_wrapped_dataset_in_worker_processes(three: list[CacheServer]) -> None:
     import torch
 
@@ -134,14 +141,12 @@ def test_a_server_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
         folder = str(tmp_path / "late")
         hosts = [first.address, late]
         dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=folder)
-        cache = dataset._cache
-        assert isinstance(cache, PartitionedCache)
         with contextlib.closing(CacheServer(late, TOKEN, limit=8 << 20, folder=folder)) as added:
-            wait_until(lambda: len(cache.owner_map()) == 2)
+            wait_until(lambda: dataset.cache_stats().members == 2)
             for _ in range(2):
                 for index in range(EXAMPLES):
                     dataset[index]
-                assert cache.flush()
+                assert dataset._cache.flush()
             assert 0 < added._store.counters.head[ITEMS] < EXAMPLES
             assert dataset.cache_stats().misses == EXAMPLES
 

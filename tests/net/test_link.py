@@ -155,6 +155,8 @@ def test_without_the_package_nothing_is_encrypted_and_that_is_told(
 def test_nobody_there() -> None:
     with reserved_port() as port, pytest.raises(LinkError, match="does not answer"):
         Link.connect(join_address("127.0.0.1", port), SECRET, "echo", timeout_s=1)
+    with pytest.raises(LinkError, match=r"10\.0\.0\.\.5:80 does not answer"):
+        Link.connect("10.0.0..5:80", SECRET, "echo", timeout_s=1)
 
 
 def test_somebody_who_says_nothing_is_given_up() -> None:

@@ -76,8 +76,8 @@ class Counters:
                 if count:  # adding to an element of an array takes 0.1 us
                     row[_COLUMNS[name]] += count
 
-    def of(self, user: tuple[int, int] | None) -> CacheCounts:
-        """Return a user's counts over all its processes; with None, the counts of all users."""
+    def of(self, user: tuple[int, int]) -> CacheCounts:
+        """Return a user's counts over all its processes."""
         totals = self._rows_of(user)[:, 2 : 2 + len(NAMES)].sum(axis=0)
         return CacheCounts(*totals.tolist())
 
@@ -89,6 +89,14 @@ class Counters:
     def is_checked(self, user: tuple[int, int]) -> bool:
         """True if the check has passed in any of a user's processes."""
         return bool(self._rows_of(user)[:, _CHECKED].any())
+
+    def begin_anew(self) -> None:
+        """Free all rows, and let items enter a store again whose disk was full.
+
+        The caller is the store's only user.
+        """
+        self._rows[:] = 0
+        self.head[ENDED] = 0
 
     def write_through(self) -> None:
         """Wait until the file is on the disk, where there is one."""
@@ -105,12 +113,10 @@ class Counters:
             self._map.close()
         os.close(self._descriptor)
 
-    def _rows_of(self, user: tuple[int, int] | None) -> NDArray[np.int64]:
-        rows = self._rows
-        unshared = [row for row_user, row in self._unshared.items() if user in (None, row_user)]
-        if user is not None:
-            rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
-        return np.concatenate([rows, *(row[None] for row in unshared)])
+    def _rows_of(self, user: tuple[int, int]) -> NDArray[np.int64]:
+        rows = self._rows[(self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])]
+        unshared = self._unshared.get(user)
+        return rows if unshared is None else np.vstack([rows, unshared])
 
     def _own_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
         if user not in self._own_rows:

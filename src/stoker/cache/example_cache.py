@@ -20,7 +20,7 @@ from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck
 from stoker.cache.counters import DAMAGED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
-from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
+from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
 from stoker.cache.store import MISSING, Missing
@@ -69,8 +69,9 @@ class ExampleCache:
                 f"{describes} is still the same then. Give version=, and change it whenever data "
                 "or functions change; or give keep=False"
             )
-        chain = identity or private_identity(describes)
-        self._chain = digest(chain)
+        if identity is None:
+            _warn_of_ranks(describes)
+        self._chain = digest(identity or secrets.token_hex(16))
         self.in_memory = path is None
         if path is None:
             name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
@@ -308,12 +309,6 @@ class ExampleCache:
         else:
             self.count(refused=1, refused_bytes=size)
 
-    @property
-    def own_items(self) -> int:
-        """The items of this chain in the store."""
-        handle = self._open_handle()
-        return 0 if handle is None else handle.store.totals_of(self._chain)[0]
-
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""
         handle = self._open_handle()
@@ -364,6 +359,8 @@ class ExampleCache:
                 self._has_no_room = self._handle is None
                 if self._handle is not None:
                     finalize(self, HANDLES.release, self._handle)
+                    if not self.temporary:
+                        self._handle.store_dir.keep()
                     self._warn_if_size_differs(self._handle.store.limit_bytes)
             return self._handle
 
@@ -398,3 +395,14 @@ class ExampleCache:
             )
         self._has_compared_size |= is_new
         return found
+
+
+def _warn_of_ranks(describes: str) -> None:
+    """Say under torchrun, in the first rank of a host, that its ranks do not share a cache."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if ranks.isdigit() and int(ranks) > 1 and os.environ.get("LOCAL_RANK") == "0":
+        warn(
+            f"each of the {ranks} ranks of this host keeps a cache of {describes} of its own: "
+            "nothing says that their examples are the same. Give version= for one that all share",
+            CacheWarning,
+        )

@@ -19,8 +19,9 @@ from stoker.basics.resources import format_bytes
 from stoker.basics.signals import Deferred, again_soon, defer_interrupts
 from stoker.basics.warn import warn
 from stoker.cache.counters import DAMAGED
+from stoker.cache.layout import StoredItem
 from stoker.cache.location import is_in_memory
-from stoker.cache.store import Store, WriteResult
+from stoker.cache.store import Store
 from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
 from stoker.errors import CacheWarning
@@ -83,10 +84,10 @@ class Handle:
         self.store.drop()
         self.store_dir.drop()
 
-    def _correct_counts(self, added: WriteResult) -> None:
+    def _correct_counts(self, refused: list[StoredItem]) -> None:
         """Correct the counts, in which all queued items are admitted."""
-        for user, count in Counter(item.user for item in added.refused).items():
-            size = sum(item.size_bytes for item in added.refused if item.user == user)
+        for user, count in Counter(item.user for item in refused).items():
+            size = sum(item.size_bytes for item in refused if item.user == user)
             self.store.counters.add(
                 user,
                 admitted=-count,

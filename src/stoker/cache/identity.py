@@ -6,15 +6,13 @@ these again takes no key, no lookup in LMDB and no lock.
 
 A key is a digest of the chain's identity and the example's fingerprint. A chain has an identity if
 its source has one and all functions before the cache are stoker's own, or if the user gives a
-version. Otherwise the identity is random, made with the stage and pickled with it (under torchrun
-it is made of the launcher's process and a count). A file's fingerprint is taken before and after
-the file is read.
+version. Otherwise the identity is random, made with the stage and pickled with it. A file's
+fingerprint is taken before and after the file is read.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -38,7 +36,6 @@ _MAX_FORMS = 256
 # The most bytes that an array may seem to have, see ``ItemPlaces._arrays``. NumPy allows 2^63.
 _MAX_BYTES = 1 << 62
 _ENCODER = msgspec.msgpack.Encoder()
-_count = 0
 
 
 def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
@@ -68,23 +65,6 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
             *names,
         ]
     )
-
-
-def private_identity(what: str) -> str:
-    """Return an identity that is valid in this job only.
-
-    Under torchrun the ranks of a host share it: it is made of the launcher's process and a count of
-    the caches so far. Elsewhere it is random.
-    """
-    global _count
-    _count += 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if ranks.isdigit() and int(ranks) > 1:
-        import psutil
-
-        launcher = psutil.Process(os.getppid())
-        return "\0".join(["job", str(launcher.pid), str(launcher.create_time()), str(_count), what])
-    return "\0".join(["own", secrets.token_hex(16)])
 
 
 def item_key(chain: bytes, fingerprint: Fingerprint) -> bytes:

@@ -28,7 +28,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -79,17 +79,6 @@ class Missing:
 
 
 MISSING = Missing()
-
-
-class WriteResult(NamedTuple):
-    """The result of a write: how many items entered, their bytes, and the items that did not.
-
-    Refused items did not fit, or were in the store already.
-    """
-
-    items: int
-    size_bytes: int
-    refused: list[StoredItem]
 
 
 class StoreLocked(Exception):
@@ -153,7 +142,7 @@ class Store:
         self._gate = ForkGate()
         self._is_on_disk = not in_memory
         self._read_lock: Any = threading.Lock() if in_memory else nullcontext()
-        self._lock = threading.Lock()
+        self._lock, self._add_lock = threading.Lock(), threading.Lock()
         self._env: Any = None
         self._starts: dict[int, int] = {}  # in the file, by the numbers of pages of values
         # An environment, and where in memory it has mapped the beginning of the file.
@@ -266,7 +255,8 @@ class Store:
         return found + [None] * (len(keys) - len(found))
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        found = self._read(lambda env, txn: [txn.get(key) is not None for key in keys])
+        # The key of a file that is gone is empty, which LMDB takes for none.
+        found = self._read(lambda env, txn: [bool(key and txn.get(key)) for key in keys])
         return [False] * len(keys) if found is None else found
 
     def totals_of(self, chain: bytes) -> tuple[int, int]:
@@ -337,13 +327,16 @@ class Store:
         verified[number] = 1
         return True
 
-    def add(self, items: Sequence[StoredItem]) -> WriteResult:
-        """Add as many items as the budget allows.
+    def add(self, items: Sequence[StoredItem]) -> list[StoredItem]:
+        """Add as many items as the budget allows; return those that were refused.
+
+        They did not fit, or were in the store already: existing items stay.
 
         Raises StoreLocked if another process is writing now; OSError if no more items can be
-        written. Existing items stay.
+        written.
         """
-        with self._gate.door():
+        # The threads of a cache server share the descriptor, and with it the lock of the file.
+        with self._add_lock, self._gate.door():
             try:
                 fcntl.flock(self._admission, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -359,7 +352,7 @@ class Store:
             finally:
                 fcntl.flock(self._admission, fcntl.LOCK_UN)
 
-    def _add_locked(self, items: Sequence[StoredItem]) -> WriteResult:
+    def _add_locked(self, items: Sequence[StoredItem]) -> list[StoredItem]:
         env, head = self._environment(), self.counters.head
         env.reader_check()  # slots of killed readers keep LMDB from reusing pages
         head[WRITING] = 1
@@ -369,9 +362,7 @@ class Store:
         # A later change time shows that another program has written.
         head[DATA_NS] = changed_ns(self.folder)
         head[WRITING] = 0
-        size = sum(item.size_bytes for item in entered.values())
-        refused = [item for item in items if entered.get(item.key) is not item]
-        return WriteResult(len(entered), size, refused)
+        return [item for item in items if entered.get(item.key) is not item]
 
     def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
         """Add items, in one transaction if they all fit; return the added ones, by key."""

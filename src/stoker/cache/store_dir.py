@@ -94,6 +94,7 @@ def record_use(folder: CacheFolder, about: StoreMeta) -> None:
     with _counters(folder) as counters:
         counters.head[DATA_NS] = changed_ns(folder.inside)
         counters.head[WRITING], counters.head[IN_USE] = 0, 1
+        counters.begin_anew()
         counters.write_through()
 
 
@@ -151,11 +152,18 @@ class StoreDir:
         self.is_current = folder.is_current
         self._folder, self._users = folder, users
 
+    def keep(self) -> None:
+        """Have the store stay after its last user, whoever made it. Raises OSError."""
+        if self.about.temporary:
+            self.about.temporary = False
+            self.about.write(self._folder)
+
     def leave(self) -> None:
         """Release the lock. The last user removes a temporary store, and closes a kept one."""
         try:
             if _try_lock(self._users, fcntl.LOCK_EX) and self._folder.is_current():
-                if self.about.temporary:
+                about = StoreMeta.read(self._folder) or self.about  # a later user may want it kept
+                if about.temporary:
                     with contextlib.suppress(CacheError):  # if it holds files of others, too
                         _remove(self._folder)
                 else:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.cache.layout import StoredItem
-from stoker.cache.store import Store, StoreLocked, WriteResult
+from stoker.cache.store import Store, StoreLocked
 
 QUEUE_BYTES = 32 << 20
 """The most bytes that wait: 8 batches. Further items are refused, so the queue takes no more
@@ -108,18 +108,18 @@ class BatchQueue(Generic[Item]):
 class Writer:
     """Writes items to a store, several at a time. ``offer`` never waits.
 
-    Its thread calls ``on_written`` with the result of each write, and ``on_failure`` with the
+    Its thread calls ``on_refused`` with what each write refused, and ``on_failure`` with the
     reason if no more items can be written.
     """
 
     def __init__(
         self,
         store: Store,
-        on_written: Callable[[WriteResult], None],
+        on_refused: Callable[[list[StoredItem]], None],
         on_failure: Callable[[OSError], None],
     ) -> None:
         self._store = store
-        self._on_written = on_written
+        self._on_refused = on_refused
         self._on_failure = on_failure
         self._queue: BatchQueue[StoredItem] = BatchQueue(lambda item: item.size_bytes)
         self._thread: threading.Thread | None = None
@@ -171,11 +171,11 @@ class Writer:
     def _write(self, batch: list[StoredItem]) -> None:
         while not self._queue.is_closed:
             try:
-                added = self._store.add(batch)
+                refused = self._store.add(batch)
             except StoreLocked:
                 time.sleep(_BUSY_S)
             except OSError as error:
-                self._on_written(WriteResult(0, 0, batch))
+                self._on_refused(batch)
                 return self._on_failure(error)
             else:
-                return self._on_written(added)
+                return self._on_refused(refused)

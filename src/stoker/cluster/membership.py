@@ -71,24 +71,20 @@ def has_moved(boot: str, folder: str | None) -> bool:
 class Backoff:
     """Remembers whether a member answers, and when to try it again if it does not.
 
-    Args:
-        clock: returns the time, in seconds.
-
     Attributes:
         is_alive: whether the last try succeeded.
-        due_s: the time of the next try by the clock, if the last one failed.
+        due_s: the time of the next try, by ``time.monotonic``, if the last one failed.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._delay_s = FIRST_S
         self.is_alive = False
-        self.due_s = clock()
+        self.due_s = time.monotonic()
 
     @property
     def is_due(self) -> bool:
         """True if the member does not answer and it is time to try again."""
-        return not self.is_alive and self._clock() >= self.due_s
+        return not self.is_alive and time.monotonic() >= self.due_s
 
     def succeeded(self) -> None:
         """Record that the member answered."""
@@ -98,7 +94,7 @@ class Backoff:
     def failed(self) -> None:
         """Record a failed try. The wait before the next try doubles, up to 5 s."""
         self.is_alive = False
-        self.due_s = self._clock() + self._delay_s
+        self.due_s = time.monotonic() + self._delay_s
         self._delay_s = min(LAST_S, 2 * self._delay_s)
 
 

@@ -142,11 +142,6 @@ class NodeClient:
         return self._owner.is_current and not self._is_closed
 
     @property
-    def owner_map(self) -> OwnerMap:
-        """The current owner of each item."""
-        return self._map.owners
-
-    @property
     def has_room(self) -> bool:
         """True if this host's store, or any live member's, has room."""
         return self.local.has_room or any(

@@ -24,7 +24,6 @@ from stoker.cluster.cache_connection import Record
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.membership import Membership
 from stoker.cluster.node_client import LOCAL, LocalStore, NodeClient
-from stoker.cluster.owners import OwnerMap
 from stoker.cluster.remote_node import Found, PendingGet, RemoteNode, key_of
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts, CacheStats
@@ -135,7 +134,7 @@ class PartitionedCache(ExampleCache):
         self._client_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        per_process = ("_client", "_client_lock", "_join")
+        per_process = ("_client", "_client_lock")
         return {
             name: value for name, value in super().__getstate__().items() if name not in per_process
         }
@@ -315,11 +314,6 @@ class PartitionedCache(ExampleCache):
             members_alive=int(head[MEMBERS_ALIVE]),
             map_version=int(head[MAP_VERSION]),
         )
-
-    def owner_map(self) -> OwnerMap:
-        """Return the owner map that this process currently uses."""
-        client = self._connected_client()
-        return OwnerMap.of((), 0) if client is None else client.owner_map
 
     def _connected_client(self) -> NodeClient | None:
         """Return this process's client of the other members; connect if there is none.

@@ -115,7 +115,7 @@ class Link:
         until_s = time.monotonic() + timeout_s
         try:
             connected = socket.create_connection((host, port), timeout_s)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name such as 10.0.0..5 is no name
             raise LinkError(f"{address} does not answer: {error}") from error
         link = cls(_prepare(connected, address, context, server=False), address, timeout_s)
         with link._handshake(secret, until_s):

@@ -101,7 +101,13 @@ class Listener:
             )
             with self._lock:
                 self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads for now
+                client.close()
+                with self._lock:
+                    self._threads.discard(thread)
+                time.sleep(0.05)
 
     def _serve_connection(self, client: socket.socket, peer: str) -> None:
         try:

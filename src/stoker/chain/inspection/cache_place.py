@@ -112,7 +112,7 @@ def _places(chain: Chain) -> list[int]:
     """Return the places for a cache: before the stages of these numbers."""
     found: list[int] = []
     for number, stage in enumerate(chain.stages):
-        if ends_caching(stage.traits):
+        if ends_caching(stage.traits) or stage.traits.late:
             return found or [number]
         if stage.traits.inside:  # of a mixture, which follows
             found = [number + 1]
@@ -123,14 +123,15 @@ def _places(chain: Chain) -> list[int]:
 
 def _limit_bytes(path: Any) -> int:
     """Return the limit of a new store, or of the one that is at a path already."""
-    from stoker.cache import inventory, location
+    from stoker.cache import location, store_dir
 
     if path is None:
         return location.resolve_limit("auto", location.memory_folder(), in_memory=True)
     folder = location.local_folder(path)
-    existing = inventory.read_summary(folder)
-    if existing is not None:
-        return existing.about.limit_bytes
+    with store_dir.open_existing(folder) as existing:
+        about = None if existing is None else store_dir.StoreMeta.read(existing)
+    if about is not None:
+        return about.limit_bytes
     return location.resolve_limit("auto", folder, in_memory=False)
 
 

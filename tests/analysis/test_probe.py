@@ -231,7 +231,7 @@ train(closes=True)
 
 
 def test_the_parts_of_a_step_are_timed_and_what_is_inside_next_is_waiting(tmp_path: Path) -> None:
-    done = python("-c", STEPS, **variables(tmp_path))
+    done = python("-c", STEPS, cwd=tmp_path, **variables(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = recorded_in(tmp_path)
     read, *trained = ([row for row in rows if row.epoch == epoch] for epoch in range(3))

@@ -114,6 +114,7 @@ def test_a_cache_of_prepared_examples_is_asked_about_where_the_report_advises_on
         gain = float(row(out, "of the speed as it is")[1].removesuffix("x"))
         assert at_least <= gain <= kept.gain.value + 0.01
         assert "examples/s over cache" in out
+        assert what_if(folder / "kept.json", "--cache", size, "--cores", "2")[0] == 0
     assert "10.0 GiB hold 51.1% of the dataset" in out
     code, _, errors = what_if(folder / "unknown.json", "--cache", "40GiB")
     assert code == 1

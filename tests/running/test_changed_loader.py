@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import itertools
@@ -10,7 +11,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,13 @@ CHANGES: list[Any] = [
     lambda dataset: dataset.noise.__setitem__(1, 0.5),
     lambda dataset: setattr(dataset.helper, "count", 7),
     lambda dataset: dataset.own.seed(3),
+    lambda dataset: setattr(dataset.args, "size", 7),
+    lambda dataset: dataset.steps.__setitem__(1, _times(9)),
 ]
+
+
+def _times(factor: int) -> Callable[[int], int]:
+    return lambda value: value * factor
 
 
 @pytest.mark.parametrize("kind", [np.zeros, torch.zeros], ids=["array", "tensor"])
@@ -317,6 +324,7 @@ def test_what_changes_between_epochs_reaches_workers_that_persist(kind: Any) -> 
     dataset.table, dataset.files = kind(1 << 18), [("", index) for index in range(5000)]
     dataset.noise = torch.zeros(3, dtype=torch.bfloat16)
     dataset.helper, dataset.own = _Helper(), random.Random(0)
+    dataset.args, dataset.steps = argparse.Namespace(size=1), [_times(1), _times(2)]
     loader = DataLoader(dataset, 4, collate_fn=functools.partial(_tell, dataset))
     changed = change(loader, LoaderSettings(1, 2, True))
     seen = [*changed.iterate(loader)]
@@ -335,6 +343,8 @@ def _tell(dataset: Any, examples: list[Any]) -> tuple[Any, ...]:
         float(dataset.noise.float().sum()),
         dataset.helper.count,
         dataset.own.getstate(),
+        dataset.args.size,
+        dataset.steps[1](1),
     )
 
 
@@ -464,17 +474,22 @@ def test_a_change_that_makes_training_slower_is_left(own_s: float, leaves: bool)
     assert ", by 5 turns in this run; predicted 1.50" in text
 
 
-@pytest.mark.parametrize(("own", "epochs"), [(0, (99,)), (2, (99, 30, 50)), (0, (20,) * 12)])
+@pytest.mark.parametrize(
+    ("own", "epochs", "batches_per_s"),
+    [(0, (99,), 0.0), (2, (99, 30, 50), 0.0), (0, (20,) * 12, 0.0), (0, (20,) * 12, 50.0)],
+)
 def test_turns_with_the_scripts_own_settings_change_no_batch_and_no_draw(
-    own: int, epochs: tuple[int, ...]
+    own: int, epochs: tuple[int, ...], batches_per_s: float
 ) -> None:
+    """Also where an epoch is shorter than a second, as a stretch should be."""
+
     def make() -> Any:
         return DataLoader(Squares(4 * max(epochs)), 4, shuffle=True, num_workers=own)
 
     expected = play(make(), None, epochs, False)
     loader, said = make(), list[str]()
     choice = LoaderChoice(settings_of(loader), LoaderSettings(1, 2, True))
-    turns = SpeedTurns(choice, said.append)
+    turns = SpeedTurns(choice, said.append, batches_per_s=batches_per_s)
     changed = ChangedLoader(dataloader, torch, choice, said.append, turns=turns)
     assert play(loader, changed, epochs, False) == expected
     turns.end()
@@ -645,8 +660,16 @@ class _OwnDraws(Squares):
         return self.own.random()
 
 
-def test_generators_that_a_dataset_holds_draw_apart_in_each_worker_and_epoch() -> None:
-    loader = DataLoader(_OwnDraws(), 4)
+class _OwnCollate(_OwnDraws):
+    def __call__(self, examples: list[Any]) -> Any:
+        return torch.as_tensor([self.own.random() for _ in examples])
+
+
+@pytest.mark.parametrize("where", ["dataset", "collate"])
+def test_generators_that_a_loader_holds_draw_apart_in_each_worker_and_epoch(where: str) -> None:
+    in_collate = where == "collate"
+    data, collate = (Squares(400), _OwnCollate()) if in_collate else (_OwnDraws(), None)
+    loader: DataLoader[Any] = DataLoader(data, 4, collate_fn=collate)
     found = choice_of(loader)
     assert (found.new.workers, found.same) == (2, False)
     changed = ChangedLoader(dataloader, torch, found, print)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -27,7 +29,9 @@ from running.run_scripts import (
     write_script,
 )
 from scripts import TIMEOUT_S
+from scripts import run as run_lines
 from stoker.analysis.model.report import (
+    UNSAFE,
     Action,
     LoaderOptions,
     Prepared,
@@ -106,6 +110,7 @@ SHOWN = {
     "loader = DataLoader(data, 4)": "+loader = DataLoader(data, 4, num_workers=6, persis",
     "make(DataLoader(dåta, num_workers=0,))": "+make(DataLoader(dåta, num_workers=6, persis",
     "loader = DataLoader(data, **options)": "train.py:1: DataLoader(..., num_workers=6, persis",
+    "loader = DataLoader(data, batch_size=(2 * 2))": "+loader = DataLoader(data, num_workers=6, ",
     "loader = build(data)": "train.py:1: DataLoader(..., num_workers=6, persis",
 }
 
@@ -126,11 +131,37 @@ def test_the_diff_that_a_user_would_write(code: str, tmp_path: Path) -> None:
     assert f"\n{SHOWN[code]}" in f"\n{shown.stdout}"
     assert "Not where the script changes its dataset between epochs" in shown.stdout
     assert script.read_text() == f"{code}\n"
+    if code != "loader = build(data)" and "**" not in code:
+        edited = [line[1:] for line in shown.stdout.splitlines() if line.startswith("+loader")]
+        assert all(ast.parse(line) for line in edited)
 
 
 def test_nothing_to_write_is_said() -> None:
     report = msgspec.structs.replace(PREP, actions=[])
     assert show_edits(report) == "The report advises no other options of the loader.\n"
+    options = LoaderOptions(num_workers=6)
+    unsafe = Action("Six workers", "", about(1.5), "", safety=UNSAFE, options=options)
+    report = msgspec.structs.replace(PREP, actions=[unsafe])
+    assert show_edits(report) == "Left out, as it would change the data: Six workers.\n"
+
+
+def test_words_with_spaces_stay_words() -> None:
+    report = msgspec.structs.replace(PREP, command=["python", "train.py", "--name", "a b"])
+    assert report.script == "train.py --name 'a b'"
+
+
+def test_who_was_measured_here_leaves_no_orphans_to_what_follows(tmp_path: Path) -> None:
+    """A script that takes the place of the measuring process expects none."""
+    body = f"""
+        import ctypes
+        from stoker.analysis.scripts.script_process import ScriptProcess
+        script = ScriptProcess([sys.executable, "-c", "pass"], Path({os.fspath(tmp_path)!r}))
+        script.stop()
+        adopts = ctypes.c_int(-1)
+        ctypes.CDLL(None).prctl(37, ctypes.byref(adopts))
+        say(str(adopts.value))
+    """
+    assert run_lines(tmp_path, "from pathlib import Path\n" + textwrap.dedent(body)) == [0]
 
 
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -141,3 +141,13 @@ def test_a_pipeline_of_stoker_is_seen(tmp_path: Path) -> None:
     applied = run(tmp_path, script.name, "100")
     assert applied.returncode == 0, applied.stderr
     assert "its code is yours to edit" in applied.stderr
+
+
+@measured
+def test_a_pipeline_that_ends_before_it_is_analyzed_is_told_to_train_for_longer(
+    tmp_path: Path,
+) -> None:
+    script = write_script(tmp_path, PIPELINE)
+    found = analyze(tmp_path, script.name, "1", seconds=100)
+    assert found.code == 1
+    assert "ended before its pipeline was analyzed: let it train for longer" in found.errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -65,9 +64,7 @@ def analyze(
         check_outputs(json, html)
         command = make_command(script)
         errors.print(terminal.describe_plan(command, max_seconds), markup=False)
-        with errors.status("") as status:
-            say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            trace = trace_script(command, max_seconds=max_seconds, loader=loader, say=say)
+        trace = trace_script(command, errors, max_seconds=max_seconds, loader=loader)
         report = make_report(trace)
         if json is not None:
             write_report(report, json)

@@ -189,7 +189,9 @@ class ChangedLoader:
         if settings.cache_bytes:
             changed["dataset"] = self._examples
         if settings.workers and not self.choice.same:
-            changed["worker_init_fn"] = functools.partial(_draw_apart, loader.worker_init_fn)
+            changed["worker_init_fn"] = functools.partial(
+                _draw_apart, loader.worker_init_fn, loader.collate_fn
+            )
         if settings.workers == 0:
             changed["timeout"] = 0  # PyTorch refuses another one
             return self.module._SingleProcessDataLoaderIter(LoaderView(loader, changed))
@@ -237,10 +239,13 @@ class ChangedLoader:
             self._kept = None
 
 
-def _draw_apart(init: Callable[[int], None] | None, number: int) -> None:
-    """Seed the generators that the dataset of a worker holds: its fork has those of the others."""
+def _draw_apart(init: Callable[[int], None] | None, collate: Any, number: int) -> None:
+    """Seed the generators that a worker's dataset and collate function hold.
+
+    Its fork has those of the others.
+    """
     info = sys.modules["torch"].utils.data.get_worker_info()
-    for at, generator in enumerate(find_generators([info.dataset])):
+    for at, generator in enumerate(find_generators([info.dataset, collate])):
         words = np.random.SeedSequence([info.seed, at]).generate_state(1, np.uint64)
         generator.seed(int(words[0] >> np.uint64(1)))
     if init is not None:
@@ -342,6 +347,7 @@ class RunBatches:
             if turns.is_over or changed.to_compare or not is_one or not is_filled:
                 return
             stretches = _Stretches(changed, self._loader, order, self._inner, self._seeds)
+            turns.shorten(stretches.room)
             if not stretches.fits(turns.waits_for_own):
                 return
             self._stretches = stretches
@@ -481,6 +487,11 @@ class _Stretches:
     def is_own(self, iterator: Any) -> bool:
         """True for the iterator with the script's own settings."""
         return iterator is self._own
+
+    @property
+    def room(self) -> int:
+        """The longest stretch of either kind that the rest of the epoch has room for."""
+        return self._order.left - 2 * max(self._ahead(own) for own in (False, True)) - 2
 
     def fits(self, own: bool) -> bool:
         """True if enough batches of the epoch are left for a stretch."""

@@ -140,15 +140,8 @@ def _measure(command: list[str], *, exact: bool) -> Report:
         "and starts again. stoker analyze --json and --apply leave this out",
         markup=False,
     )
-    with errors.status("") as status:
-        say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-        trace = trace_script(
-            command,
-            max_seconds=_MEASURE_S,
-            loader=None,
-            say=say,
-            refuse=partial(_refuse, exact=exact),
-        )
+    refuse = partial(_refuse, exact=exact)
+    trace = trace_script(command, errors, max_seconds=_MEASURE_S, refuse=refuse)
     report = make_report(trace)
     errors.print(f"stoker run: {report.verdict}", markup=False)
     return report

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.model.report import LoaderOptions, Report
+from stoker.analysis.model.report import UNSAFE, LoaderOptions, Report
 from stoker.running.plan import merge_options
 
 
@@ -18,13 +18,18 @@ def show_edits(report: Report) -> str:
 
     The options alone if the code cannot be found.
     """
-    options = merge_options(report)
+    refused = [each for each in report.actions if each.options and each.safety == UNSAFE]
+    safe = [each for each in report.actions if each not in refused]
+    options = merge_options(msgspec.structs.replace(report, actions=safe))
+    left_out = "".join(
+        f"Left out, as it would change the data: {each.title}.\n" for each in refused
+    )
     if options == LoaderOptions():
-        return "The report advises no other options of the loader.\n"
+        return left_out or "The report advises no other options of the loader.\n"
     written = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if value}
-    more = ""
+    more = left_out
     if options.persistent_workers:
-        more = (
+        more += (
             "Not where the script changes its dataset between epochs: workers that persist do not "
             "see that; stoker run does.\n"
         )
@@ -84,6 +89,10 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
             ),
             default=0,
         )
+        end = offset(call.end_lineno or 0, (call.end_col_offset or 0) - 1)
+        if call.keywords and text[last:end].lstrip().startswith(")"):  # of the last value
+            first = call.keywords[0]
+            last, new = offset(first.lineno, first.col_offset), new.removeprefix(", ") + ", "
         edits.append((last, last, new))
     for start, end, value in sorted(edits, reverse=True):
         text = text[:start] + value + text[end:]

@@ -48,9 +48,9 @@ class SpeedTurns:
         self.trains = False
         self._choice, self._say = choice, say
         self._predicted, self._report = predicted, report
-        period = max(1, choice.own.workers, choice.new.workers)
+        self._period = max(1, choice.own.workers, choice.new.workers)
         wanted = min(_MOST, max(_FEWEST, int(_STRETCH_S * batches_per_s)))
-        self.batches = -(-wanted // period) * period
+        self.batches = self._in_periods(wanted)
         self._with_s: float | None = None  # of the stretch with the change
         self._gains: list[float] = []
         self._host = HostWatch()
@@ -64,6 +64,18 @@ class SpeedTurns:
     def waits_for_own(self) -> bool:
         """True behind a stretch with the change."""
         return self._with_s is not None
+
+    def _in_periods(self, batches: int) -> int:
+        return -(-batches // self._period) * self._period
+
+    def shorten(self, room: int) -> None:
+        """Have stretches fit into an epoch that has room for so many batches, where that is short.
+
+        Both of a pair stay alike.
+        """
+        if not self.waits_for_own and room < self.batches:
+            fewest = self._in_periods(_FEWEST)
+            self.batches = max(fewest, room // self._period * self._period)
 
     def add(self, seconds: float, *, own: bool) -> None:
         """Note a stretch; behind the last one, tell what they show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -391,7 +392,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def script(self) -> str:
         """The command of the script, without its interpreter."""
-        return " ".join(self.command[Path(self.command[0]).name.startswith("python") :])
+        return shlex.join(self.command[Path(self.command[0]).name.startswith("python") :])
 
     def _describe(self, action: Action) -> str:
         """Return an action with its gain, the time that it saves, and its safety."""

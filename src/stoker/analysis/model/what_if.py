@@ -144,7 +144,8 @@ def _make_curve(job: Measured, change: Change, quantity: str, kept: KeptCache | 
         grid, to_field = [tenth / 10 for tenth in range(11)], lambda x: round(x * size)
     elif quantity == "cores":
         found, to_field = job.workers, int
-        needed = find_cores_needed(job, change, predict(job, change)) or MOST_CORES
+        at = (job, change) if kept is None else kept.apply(change)
+        needed = find_cores_needed(*at, predict(*at)) or MOST_CORES
         grid = _double(1, max(2 * needed, 2 * job.workers, change.cores or 0, 4))
     elif quantity == "storage-mbps":
         found = (job.storage or 0.0) * (job.example_bytes or 0.0) / 1e6

@@ -83,7 +83,7 @@ class _Walk:
         self._digest = hashlib.blake2b(digest_size=16)
         self._draws, self._leaves_out = draws, leaves_out
         self._left = _MOST_PARTS
-        self._seen: set[Any] = set()  # code and classes
+        self._seen: set[Any] = set()  # ids of functions, and classes
         self.generators: list[Any] = []
 
     def add_all(self, value: Any) -> str:
@@ -92,7 +92,7 @@ class _Walk:
         return self._digest.hexdigest()
 
     def _add_part(self, value: Any, depth: int, *, is_data: bool = False) -> None:
-        # Of an object that is neither data, callable, nor the user's, the class alone.
+        # Of an object that is neither data, a namespace, callable, nor the user's, the class alone.
         kind = type(value)
         self._add(f"\0{kind.__module__}.{kind.__qualname__}:")
         self._left -= 1
@@ -117,7 +117,8 @@ class _Walk:
             self._add(value.__qualname__)
         else:
             self._add_items(value, depth, is_data)
-            if is_data or callable(value) or _is_users(kind):
+            is_plain = kind is types.SimpleNamespace or _is_of(value, "argparse", "Namespace")
+            if is_data or is_plain or callable(value) or _is_users(kind):
                 self._add_object(value, depth)
 
     def _add_items(self, value: Any, depth: int, is_data: bool) -> None:
@@ -160,9 +161,9 @@ class _Walk:
 
     def _add_function(self, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
-        if code in self._seen:
+        if id(function) in self._seen:  # not its code: others of one factory hold other values
             return
-        self._seen.add(code)
+        self._seen.add(id(function))
         self._digest.update(code.co_code)
         self._add(f"{code.co_name} {[each for each in code.co_consts if type(each) in _ATOMS]}")
         self._add_part([function.__defaults__, function.__kwdefaults__], depth - 1)

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace as replace_fields
 
@@ -22,6 +23,9 @@ from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # A short script may need one start for the job as it is, one for G, and one for the drains.
 _MOST_STARTS = 3
@@ -47,10 +51,10 @@ Say = Callable[[str], None]
 
 def trace_script(
     command: Sequence[str],
+    errors: Console,
     *,
     max_seconds: float,
-    loader: str | None,
-    say: Say,
+    loader: str | None = None,
     refuse: Callable[[dict[str, Any]], str] | None = None,
 ) -> Trace:
     """Run a script through the phases. Raises OSError, KeyboardInterrupt, AnalysisError.
@@ -58,13 +62,15 @@ def trace_script(
     Starts it once if it runs long enough, else up to three times, and not again after a crash. All
     its processes have ended when this returns or raises.
 
+    ``errors``: told how far it is; on a terminal in one line that changes.
     ``refuse``: called with what the examples showed, before much is measured. Where it returns a
     reason, that is the AnalysisError.
     """
     began = time.monotonic()
     trace = Trace(list(command))
-    job = ScriptJob(trace, began + max_seconds, max_seconds, loader, say, refuse)
-    with make_folder() as folder:
+    with errors.status("") as status, make_folder() as folder:
+        say = status.update if errors.is_terminal else partial(errors.print, markup=False)
+        job = ScriptJob(trace, began + max_seconds, max_seconds, loader, say, refuse)
         while trace.starts < _MOST_STARTS and not {"as-it-is", "G", "drains"} <= job.done:
             before = job.done.copy()
             job.run_start(folder / f"start-{trace.starts}")
@@ -194,8 +200,14 @@ class ScriptJob:
             self._choose_loader()
             if self._site is not None:
                 self.done.add("as-it-is")
-        if any(rank.loader(rank.slot)["is_pipeline"] for rank in self.trace.ranks):
+            if self._is_pipeline:  # nothing of it is handed over again
+                self.done.add("G")
+        if self._is_pipeline:
             self._analyze_pipeline()
+
+    @property
+    def _is_pipeline(self) -> bool:
+        return any(rank.loader(rank.slot)["is_pipeline"] for rank in self.trace.ranks)
 
     def _analyze_pipeline(self) -> NoReturn:
         """Have the script analyze its own pipeline. Raises Stopped, AnalysisError."""
@@ -209,13 +221,21 @@ class ScriptJob:
             self.say("analyzing the pipeline, stage by stage")
             session.switch("take_at")
             command = {"do": "analyze", "seconds": min(_PIPELINE_S, left_s / 2), "path": str(path)}
-            problem = session.send(command)[0].get("error", "")
+            try:
+                problem = session.send(command)[0].get("error", "")
+            except Stopped:
+                if self._plan and session.has_ended_by_itself:  # from its first batch on
+                    raise AnalysisError(
+                        f"{self._site}: the script ended before its pipeline was analyzed: let it "
+                        "train for longer, by more epochs"
+                    ) from None
+                raise
         session.finish()
         if problem:
             raise AnalysisError(f"{self._site}: {problem}")
         found = read_report(path)
         loader = replace_fields(found.loader, name=self._site)
-        seconds = trace.seconds + found.seconds
+        seconds = self._max_seconds - (self._deadline - time.monotonic())
         trace.report = replace_fields(
             found, command=trace.command, loader=loader, loaders=[loader], seconds=seconds,
             step=rates.estimate_step_costs(trace.ranks[0]),
@@ -317,6 +337,8 @@ class ScriptJob:
         self.say("P: reading the loader with no training step in between")
         session = self._session
         session.wait_until(lambda: bool(session.find_training_ranks()), "P")
+        if self._is_pipeline:
+            self._analyze_pipeline()
         if self._plan.get("take_at") != 0:
             session.switch("take_at")
         self._ranks, self._drains = session.find_training_ranks(), 0

@@ -176,6 +176,8 @@ class ScriptProcess:
         self._reader.join(1.0)
         if self._process.stdout is not None and not self._reader.is_alive():
             self._process.stdout.close()
+        # Another program may follow in this very process (stoker run), which would not expect it.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._left():

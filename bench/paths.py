@@ -303,7 +303,8 @@ def photographs(factor: int, place: str | None) -> Callable[[bool, ExitStack], A
         pool = min(8 * 32, len(files))
         limit = within.enter_context(closing(EchoByHand(files, factor, pool)))
         p: Any = stoker.from_dataset(Listed(files), seed=0).shuffle().map(decode)
-        p = p.echo(factor, pool=pool).random_map(crop).batch(32, drop_last=True).workers(2)
+        p = p.echo(factor, pool=pool).random_map(crop).batch(32, drop_last=True)
+        p = p.workers(2, kind="thread")  # as the limit has: of users' code, two are processes
         return {"limit": whole_rate(limit, 32, quick), "stoker": whole_rate(lambda: p, 32, quick)}
 
     return arms

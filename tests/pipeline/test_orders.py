@@ -325,6 +325,19 @@ def test_what_is_no_order_names_the_stage(fn: Any, message: str) -> None:
         list(stoker.from_arrays(np.arange(10)).order(fn))
 
 
+def test_an_order_may_be_of_any_kind_of_numbers() -> None:
+    import pandas  # type: ignore[import-untyped]
+
+    for kind in (list, tuple, np.array, pandas.Series):
+        numbers: Any = kind(range(9, -1, -1))
+
+        def fixed(epoch: int, rng: Any, made: Any = numbers) -> Any:
+            return made
+
+        train = stoker.from_arrays(np.arange(10)).order(fixed)
+        assert [int(x) for x in train] == [*range(9, -1, -1)]
+
+
 def test_an_order_names_what_was_not_selected() -> None:
     data = stoker.from_arrays(np.arange(10)).select([1, 3, 5])
     assert [int(x) for x in data.order(lambda epoch, rng: [5, 1, 5])] == [5, 1, 5]
@@ -403,6 +416,7 @@ def test_print_tells_of_repeats_in_a_batch() -> None:
     repeats = [256 - len(set(batch.tolist())) for batch in train if len(batch) == 256]
     assert abs(told - np.mean(repeats)) < 0.2 * told
     assert "repeats" not in str(data.sample(np.ones(1_000)).batch(256))
+    assert "repeats" not in str(data.sample(heavy, replacement=False).batch(256))
     assert "order(hard, length=5)" in str(data.order(hard, length=5))
 
 

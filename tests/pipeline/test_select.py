@@ -288,6 +288,8 @@ def test_a_part_is_split_again() -> None:
 
 def test_a_folder_is_split_by_its_classes(tmp_path: Path) -> None:
     data = cats_and_dogs(tmp_path, 20)
+    with pytest.warns(UserWarning, match="keeps examples of one class, 'dog'"):
+        assert len(data.skip(35).take(20)) == 5  # fewer are left
     train, test = data.split(0.8, stratify=lambda number, name: name.split("/")[0])
     assert [sum(label for _, label in part) for part in (train, test)] == [16, 4]
     cats = data.select(lambda number, name: name.startswith("cat"))
@@ -314,8 +316,13 @@ def test_a_group_lies_in_one_part(
     assert sum(map(len, of_part)) == len(set(groups))
     for share, part in zip(shares, found, strict=True):
         assert abs(len(part) - share * len(groups)) <= largest + 1e-6
-    by_name = data.split(*fractions, seed=seed, groups=lambda number, name: groups[number])
-    assert [[int(x) for x in part] for part in by_name] == found
+    for label in (
+        lambda number, name: groups[number],
+        lambda number, name: (groups[number], "a"),
+        lambda number, name: (groups[number], None),
+    ):
+        by_name = data.split(*fractions, seed=seed, groups=label)
+        assert [[int(x) for x in part] for part in by_name] == found
 
 
 def test_groups_that_cannot_be_kept_together() -> None:
@@ -328,6 +335,10 @@ def test_groups_that_cannot_be_kept_together() -> None:
         data.split(0.5, groups=[1, 2, 3])
     with pytest.raises(ValueError, match="a label for each"):
         data.split(0.5, stratify=[1, 2])
+    with pytest.raises(ValueError, match=r"\.folds\(\): groups= gives \[\d\]: return a number"):
+        data.folds(2, groups=lambda number, name: [number])
+    with pytest.raises(TypeError, match=r"\.split\(\): stratify= is called as fn\(number, name\)"):
+        data.split(0.5, stratify=lambda number: 1)
 
 
 def test_shards_are_chosen_by_the_names_of_their_members(tmp_path: Path) -> None:

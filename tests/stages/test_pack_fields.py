@@ -294,6 +294,9 @@ def test_tuples_and_named_tuples_have_fields() -> None:
     rows = stoker.from_dataset([{"tokens": [1], "segments": 0}])
     with pytest.raises(stoker.StageError, match="rename"):
         list(rows.pack(1, fields="tokens"))
+    rows = stoker.from_dataset([{"tokens": [1], "labels": [1]}])
+    with pytest.raises(stoker.StageError, match="is not joined: add it to fields="):
+        list(rows.pack(1, fields="tokens", labels="labels"))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,32 @@ def test_maps_may_write_into_an_example_that_is_the_state() -> None:
     train = source(30).scan(windowed, []).map(spoiled).workers(2)
     order = list(source(30).workers(0))
     assert list(train) == [order[i : i + 3] for i in range(28)]
+
+
+@dataclass(frozen=True)
+class Window:
+    held: list[int]
+
+
+FORMS: list[Callable[[list[int]], Any]] = [
+    lambda held: held,
+    lambda held: (held,),
+    lambda held: {"held": held},
+    lambda held: OrderedDict(held=held),
+    Window,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_example_of_any_form_shares_nothing_with_the_state(form: Any) -> None:
+    def filled(state: list[int], number: int) -> Any:
+        if len(state) == 3:
+            state.clear()
+        state.append(number)
+        return state, form(state) if len(state) == 3 else stoker.DROP
+
+    found = list(stoker.from_dataset(range(9)).scan(filled, []).workers(0))
+    assert found == [form([n, n + 1, n + 2]) for n in (0, 3, 6)]
 
 
 def forgetful(state: int, number: int) -> Any:

@@ -25,8 +25,7 @@ from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
-from stoker.frameworks.framework import TrainingLoop
-from stoker.frameworks.queries import calling_loop, epoch_listener
+from stoker.frameworks.queries import TrainingLoop, calling_loop, epoch_listener
 from stoker.frameworks.rank import process_group
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
@@ -111,10 +110,18 @@ class Cursor(EpochPosition):
         return getattr(getattr(loader, "pipeline", loader), "_cursor", None) is self
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
-        """Start an epoch of the data, or go on in a loaded one."""
+        """Start an epoch of the data, or go on in a loaded one; an error leaves all as it was."""
         self._measure()
-        chain, was = self.chain, {name: getattr(self, name) for name in _POSITION}
-        skip, self._skip = self._skip, 0
+        was, pending = {name: getattr(self, name) for name in _POSITION}, self._pending.copy()
+        try:
+            return self._open_data_epoch(was)
+        except BaseException:
+            vars(self).update(was)
+            self._pending = pending
+            raise
+
+    def _open_data_epoch(self, was: dict[str, Any]) -> PipelineIterator[Any]:
+        chain, skip, self._skip = self.chain, self._skip, 0
         epoch, position = self.epoch + 1, Position()
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
@@ -146,8 +153,7 @@ class Cursor(EpochPosition):
         self._carry = {}
         run = Run(setup)
         if run.length is None and chain.steps is None:
-            loop = calling_loop()
-            run.wrapper = loop.framework if loop.reads_ahead else None
+            run.wrapper = calling_loop().wrapper
         iterator = self._iterate(run)
         self._before_iter, self._totals_before = was, totals_before
         self._note_start(epoch, run, iterator)

@@ -88,6 +88,7 @@ class EpochPosition:
         epoch = whole_from(0, epoch, "an epoch is")
         if self.is_loaded and epoch == self.epoch:
             self._agree_again()
+            self.chain.source.set_epoch(epoch)
             return
         self.chain.source.drawn_before(self.chain.orders.row, epoch)
         self._agree_again()

@@ -13,7 +13,7 @@ from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
 from stoker.errors import StageError, StokerError, raised_here
-from stoker.frameworks.framework import EpochListener
+from stoker.frameworks.queries import EpochListener
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultedTypeVar

@@ -24,8 +24,7 @@ from stoker.chain.seek import can_jump, seek, skip_epochs
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError, raised_here
-from stoker.frameworks.framework import EpochListener
-from stoker.frameworks.queries import calling_loop, epoch_listener
+from stoker.frameworks.queries import EpochListener, calling_loop, epoch_listener
 from stoker.stats import Counts, Stats
 
 
@@ -74,7 +73,9 @@ class StepEpochs(Cursor):
         if run is not None and run.history.late:
             run.history.acknowledge(run.history.late)
         end = None if steps is None else (self.handed_out // steps + 1) * steps
+        self._skip = skip  # where it cannot be gone forward by so many
         rest = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
+        self._skip = 0
         self._goes_on = False
         self._number = 0 if end is None or steps is None else end // steps - 1
         self._ended_stats, self._earlier_stats = None, self._data_epoch_stats()
@@ -82,7 +83,11 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
-        leave_out(iterator, rest)
+        try:
+            leave_out(iterator, rest)
+        except BaseException:  # the next one goes on where this one failed
+            self._skip, self._goes_on = skip, True
+            raise
         return iterator
 
     @property

@@ -22,7 +22,7 @@ from stoker.schedule import rng
 from stoker.schedule.costs import Costs
 from stoker.schedule.epoch_rest import EpochRest, RestOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
-from stoker.schedule.orders.drawing import DrawnOrder, OwnDrawing
+from stoker.schedule.orders.drawing import OwnDrawing
 from stoker.schedule.orders.order import (
     CutOrder,
     FixedPart,
@@ -267,15 +267,7 @@ class Selection:
 
         ``group``: examples in a rank's batch, where each global batch is dealt by their costs.
         """
-        draw_order = self._draw_order(length, seed, epoch, rng.SHUFFLE)
-        order = self._order(length, seed, epoch, rng.SHUFFLE, draw_order)
-        rank_order = self._of_rank(order, length, group)
-        if draw_order is not None:
-            rank_order.digest = draw_order.digest
-        return rank_order
-
-    def _of_rank(self, order: Order, length: int, group: int) -> EpochIndices:
-        count = self.count(length)
+        order, count = self.order(length, seed, epoch), self.count(length)
         share, start, leg = self.share, self.last.start, self.leg
         if share is not None and share.padding is not None:
             order = RepeatedEnd(order)
@@ -310,22 +302,10 @@ class Selection:
 
         ``purpose`` keys the draws of the parts of a mixture.
         """
-        return self._order(
-            length, seed, epoch, purpose, self._draw_order(length, seed, epoch, purpose)
-        )
-
-    def _draw_order(self, length: int, seed: int, epoch: int, purpose: int) -> DrawnOrder | None:
-        """Return the whole order of an epoch, if weights or a function draw it."""
-        if self.drawing is None:
-            return None
-        return self.drawing.order(self.candidates(length), length, seed, epoch, purpose)
-
-    def _order(
-        self, length: int, seed: int, epoch: int, purpose: int, draw_order: DrawnOrder | None
-    ) -> Order:
-        if draw_order is not None:
+        if self.drawing is not None:
+            drawn = self.drawing.order(self.candidates(length), length, seed, epoch, purpose)
             before = self.between.start
-            return CutOrder(draw_order, before) if before else draw_order
+            return CutOrder(drawn, before) if before else drawn
         share = self.share
         is_as_it_lies = not self.is_shuffled and (share is None or share.padding is not None)
         if self.chosen is not None and is_as_it_lies:  # 20 times as fast for neighbours

@@ -64,13 +64,15 @@ class EpochIndices:
 
     Attributes:
         order, deal: as given.
-        digest: of an order that is drawn by weights or a function, which tells it from another.
+        digest: of an order that is drawn by weights or a function, which tells it from another; ""
+            for other orders.
         stride: the deal of its rows, if that is one; None otherwise.
         padded: the deal, where that pads; None otherwise.
     """
 
     def __init__(self, order: Order, deal: Sharding, count: int, start: int = 0) -> None:
-        self.order, self.deal, self.digest = order, deal, ""
+        self.order, self.deal = order, deal
+        self.digest: str = getattr(order, "digest", "")
         within = deal.within if isinstance(deal, RestSharding) else deal
         self.padded = within if isinstance(within, PaddedSharding) else None
         self._count, self._start = count, start

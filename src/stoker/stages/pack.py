@@ -395,7 +395,7 @@ class PackedStream(OrderedStream):
     def _document(self, value: Any) -> Any:
         fields = self._stage.fields
         if fields is not None:
-            return _fields_of(value, fields)
+            return _fields_of(value, fields, self._stage.labels)
         tokens = _check_tokens(value)
         return tokens if self._stage.joins_rows else Document([tokens], {})
 
@@ -576,7 +576,7 @@ class PlannedStream(PackedStream):
         self._failure = self._failure or failure  # in place of the whole sequence
 
 
-def _fields_of(example: Any, names: Sequence[str | int]) -> Document:
+def _fields_of(example: Any, names: Sequence[str | int], labels: str | int) -> Document:
     """Return the fields of an example that are packed, and the others."""
     if isinstance(example, Mapping):
         fields = dict(example)
@@ -590,6 +590,8 @@ def _fields_of(example: Any, names: Sequence[str | int]) -> Document:
     if not _ADDED.isdisjoint(fields):
         raise ValueError("it adds the fields 'segments' and 'positions': rename those before it")
     arrays = [np.asarray(fields.pop(name)) for name in names]
+    if labels != "" and labels in fields:
+        raise ValueError(f"labels={labels!r} is a field that is not joined: add it to fields=")
     for name, array in zip(names, arrays, strict=True):
         if not array.ndim or (array.size and array.dtype.kind not in "biuf"):
             raise TypeError(

@@ -8,9 +8,11 @@ begins with the newest dump before all items that it needs (``replayed``).
 from __future__ import annotations
 
 import bisect
+import copy
+import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,7 +201,7 @@ def _type_name(kind: type) -> str:
 
 
 def _separate(value: Any) -> Any:
-    """Return a copy of an example that shares no dict or list with the state.
+    """Return a copy of an example that shares no dict, list or dataclass with the state.
 
     The function may write into its state at the next call, and a map into the example, while the
     other one is still in use. A state for JSON can share nothing else with an example.
@@ -212,6 +214,16 @@ def _separate(value: Any) -> Any:
     if isinstance(value, tuple):
         parts = map(_separate, value)
         return kind(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if dataclasses.is_dataclass(kind):
+        made = copy.copy(value)
+        for field in dataclasses.fields(kind):
+            if hasattr(made, field.name):
+                object.__setattr__(made, field.name, _separate(getattr(made, field.name)))
+        return made
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)
+        made.update({key: _separate(child) for key, child in value.items()})
+        return made
     return value
 
 

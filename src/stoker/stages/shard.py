@@ -18,8 +18,7 @@ from stoker.engine.skip import RAISE
 from stoker.errors import CombinationError, StateError
 from stoker.frameworks.queries import framework_mesh
 from stoker.frameworks.rank import own_rank, process_group
-from stoker.schedule.selection import Cut, Selection, Share
-from stoker.schedule.sharding import PaddedSharding
+from stoker.schedule.selection import Cut, Selection
 from stoker.stages.stage import ChainStage, ChainView, Traits, first_with, refuse_behind
 
 REMAINDERS = ("drop", "uneven", "pad", "pad_full")
@@ -278,11 +277,6 @@ class Shard(ChainStage):
     @property
     def padding_mask(self) -> str | None:
         return None if self.padding is None else self.padding.mask
-
-    def count(self, items: int) -> int:
-        if self.padding is not None:
-            return PaddedSharding(self.rank, self.world, length=items).rows
-        return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def signature(self) -> str:
         """Return the number of ranks: those of equal length share a state."""

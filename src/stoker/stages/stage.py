@@ -292,7 +292,8 @@ class ChainStage(ABC):
     def count(self, items: int) -> int:
         """Return how many items come out when ``items`` go in.
 
-        Raises TypeError where only the end of an epoch tells.
+        Not asked of what selects, which ``Chain.examples`` counts. Raises TypeError where only the
+        end of an epoch tells.
         """
         return items
 

@@ -82,7 +82,7 @@ class OwnDrawing:
         key, count = rng.key(seed, epoch, purpose), self.count(len(candidates))
         with by_user(self._name):
             made = self._fn(epoch, np.random.Generator(np.random.Philox(key=key)))
-            is_lazy = hasattr(made, "at") and hasattr(made, "__len__")
+            is_lazy = callable(getattr(made, "at", None)) and hasattr(made, "__len__")
             numbers = made if is_lazy else np.asarray(made)
             if not is_lazy and numbers.ndim != 1:
                 raise TypeError(

@@ -103,6 +103,7 @@ class CutOrder:
     def __init__(self, within: Order, start: int, first: int = 0) -> None:
         self._within, self._start, self._first = within, start, first
         self.together = within.together
+        self.digest: str = getattr(within, "digest", "")
 
     def __len__(self) -> int:
         return max(0, len(self._within) - self._start)

@@ -59,8 +59,5 @@ class OwnOrder(ChainStage):
     def select(self, selection: Selection) -> Selection:
         return selection.draw(OwnDrawing(self.fn, self.length, self.call))
 
-    def count(self, items: int) -> int:
-        return items if self.length is None else self.length
-
     def signature(self) -> str:
         return "order(fn)" if self.length is None else f"order(fn, length={self.length})"

@@ -75,9 +75,6 @@ class Select(ChainStage):
         assert self.chosen is not None
         return selection.select(self.chosen)
 
-    def count(self, items: int) -> int:
-        return items if self.chosen is None else len(self.chosen)
-
     def signature(self) -> str:
         return f"{self.call[:-1]}, {self.digest})"
 
@@ -254,9 +251,9 @@ def _parts(
     else:
         numbers = candidates.at(mixed.at(range(count)))
         if groups is None:
-            parts = _stratified(_labels("stratify", stratify, source, numbers), shares)
+            parts = _stratified(_labels(method, "stratify", stratify, source, numbers), shares)
         else:
-            parts = _by_group(_labels("groups", groups, source, numbers), shares)
+            parts = _by_group(_labels(method, "groups", groups, source, numbers), shares)
     part_of = np.full(length, len(shares), np.min_scalar_type(len(shares)))
     for start in range(0, count, _AT_ONCE):
         some = range(start, min(start + _AT_ONCE, count))
@@ -295,32 +292,34 @@ def _fractions(given: Sequence[Any]) -> list[float]:
 
 
 def _labels(
-    argument: str, labels: Any, source: IndexedSource, numbers: NDArray[np.int64]
+    method: str, argument: str, labels: Any, source: IndexedSource, numbers: NDArray[np.int64]
 ) -> NDArray[Any]:
-    """Return the label of each of these examples."""
-    length = len(source)
+    """Return the label of each of these examples. Raises TypeError, ValueError if one has none."""
+    length, said = len(source), f".{method}(): {argument}="
     if isinstance(labels, (str, int)):
         check_fields(source, labels)
         labels = source.labels(labels)
     if callable(labels):
-        found = np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
-        return _complete(argument, found, numbers)
-    given: NDArray[Any] = np.asarray(labels)
-    if given.ndim != 1 or len(given) != length:
-        raise ValueError(
-            f".split(): {argument}= has the shape {given.shape}, and the source has {length:,} "
-            "examples: give a label for each, by its number in the source, or fn(number, name), or "
-            "a field"
-        )
-    return _complete(argument, given[numbers], numbers)
-
-
-def _complete(argument: str, labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Return labels of examples. Raises ValueError if one has none."""
-    if labels.dtype.hasobject and (lacking := numbers[[x is None for x in labels]]).size:
-        number = lacking.min()
-        raise ValueError(f".split(): {argument}= has no label for example {number}, but None")
-    return labels
+        if (unfit := unfit_signature(labels, 2)) is not None:
+            raise TypeError(f"{said} is called as fn(number, name), which {unfit} does not take")
+        each: list[Any] = [labels(n, source.name_of(n)) for n in numbers.tolist()]
+        if tuple in map(type, each):  # NumPy would take them for rows
+            known: dict[Any, int] = {}
+            each = [known.setdefault(one, len(known)) for one in each]
+        found = np.array(each)
+        if found.ndim != 1:
+            raise ValueError(f"{said} gives {each[0]!r:.60}: return a number, a text, or a tuple")
+    else:
+        found = np.asarray(labels)
+        if found.ndim != 1 or len(found) != length:
+            raise ValueError(
+                f"{said} has the shape {found.shape}, and the source has {length:,} examples: give "
+                "a label for each, by its number in the source, or fn(number, name), or a field"
+            )
+        found = found[numbers]
+    if found.dtype.hasobject and (lacking := numbers[[x is None for x in found]]).size:
+        raise ValueError(f"{said} has no label for example {lacking.min()}, but None")
+    return found
 
 
 def _stratified(labels: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int64]:

@@ -63,7 +63,8 @@ class Take(ChainStage):
             return
         if before.selection.is_shuffled:
             return
-        first = before.selection.candidates(len(source)).at(range(min(self.n, len(source))))
+        candidates = before.selection.candidates(len(source))
+        first = candidates.at(range(min(self.n, len(candidates))))
         labels = source.labels()
         kept = np.unique(labels[first])
         if len(kept) == 1 and len(np.unique(labels)) > 1:
@@ -75,9 +76,6 @@ class Take(ChainStage):
 
     def select(self, selection: Selection) -> Selection:
         return selection.take(self.n)
-
-    def count(self, items: int) -> int:
-        return min(self.n, items)
 
     def signature(self) -> str:
         return self.call
@@ -106,6 +104,3 @@ class SkipFirst(Take):
 
     def select(self, selection: Selection) -> Selection:
         return selection.skip(self.n)
-
-    def count(self, items: int) -> int:
-        return max(0, items - self.n)

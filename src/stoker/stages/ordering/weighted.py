@@ -86,18 +86,17 @@ class Sample(ChainStage):
         assert self.weights is not None
         return selection.draw(WeightedDrawing(self.weights, self.num_samples, self.replacement))
 
-    def count(self, items: int) -> int:
-        return items if self.num_samples is None else self.num_samples
-
     def signature(self) -> str:
         digest = f", {self.weights.digest}" if isinstance(self.weights, Weights) else ", fn"
         return f"{self.call[:-1]}{digest})"
 
     def note(self, chain: ChainView, pool_size: PoolSize) -> str:
         """Say how many of a batch are repeats, if some are."""
-        if not isinstance(self.weights, Weights) or not chain.is_batched:
+        if not isinstance(self.weights, Weights) or not chain.is_batched or not self.replacement:
             return ""
-        count = self.count(len(chain.selection.candidates(self.length)))
+        count = self.num_samples
+        if count is None:
+            count = len(chain.selection.candidates(self.length))
         batch = min(chain.batch_size, count)
         repeats = round(self.weights.repeats(batch, count))
         return f"  about {repeats:,} of {batch:,} in a batch are repeats" if repeats else ""

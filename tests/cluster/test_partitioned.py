@@ -102,6 +102,14 @@ def test_a_copy_from_before_the_first_epoch_joins_by_itself(three: list[CacheSer
         assert counted(copied).misses + counted(copied).hits == EXAMPLES
 
 
+def test_the_store_of_a_server_is_kept_or_not_by_its_server(three: list[CacheServer]) -> None:
+    """Whatever a job's path= says, which chooses the server."""
+    about = Path(three[0].folder) / "about.json"
+    before = about.read_bytes()
+    assert stream(over(shuffled(), three, keep=True).batch(7))
+    assert about.read_bytes() == before
+
+
 def test_a_wrapped_dataset_in_worker_processes(three: list[CacheServer]) -> None:
     import torch
 

@@ -224,13 +224,18 @@ class Frozen(Exception):
     path: str
 
 
+@dataclass(frozen=True)
+class Bare(Exception):
+    pass
+
+
 class Indexed(Exception):
     @property
     def index(self) -> int:
         return 3
 
 
-UNUSUAL = {5: Frozen("a.jpg"), 7: Indexed("b")}
+UNUSUAL = {5: Frozen("a.jpg"), 7: Indexed("b"), 10: Bare()}
 
 
 def fails_unusually(x: Any) -> Any:
@@ -241,14 +246,16 @@ def fails_unusually(x: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [None, "thread", "process"])
 def test_an_error_that_takes_no_attributes_of_others_is_itself_too(kind: Any) -> None:
-    train = stoker.from_arrays(np.arange(9), seed=0).map(fails_unusually).batch(3)
+    train = stoker.from_arrays(np.arange(12), seed=0).map(fails_unusually).batch(3)
     batches = iter(train.workers(1, kind=kind))
     assert next(batches).tolist() == [0, 1, 2]
     with pytest.raises(Frozen) as frozen_one:
         next(batches)
     with pytest.raises(Indexed) as indexed:
         next(batches)
-    for caught, index in (frozen_one, 5), (indexed, 7):
+    with pytest.raises(Bare) as bare:
+        next(batches)
+    for caught, index in (frozen_one, 5), (indexed, 7), (bare, 10):
         error: Any = caught.value
         assert (error.index, error.path, error.stage) == (index, None, "map(fails_unusually)")
         assert type(error.__cause__) is type(UNUSUAL[index])

@@ -337,6 +337,8 @@ def test_groups_that_cannot_be_kept_together() -> None:
         data.split(0.5, stratify=[1, 2])
     with pytest.raises(ValueError, match=r"\.folds\(\): groups= gives \[\d\]: return a number"):
         data.folds(2, groups=lambda number, name: [number])
+    with pytest.raises(ValueError, match=r"groups= has no label for example 2, but None"):
+        data.folds(2, groups=lambda number, name: None if number == 2 else (number, name))
     with pytest.raises(TypeError, match=r"\.split\(\): stratify= is called as fn\(number, name\)"):
         data.split(0.5, stratify=lambda number: 1)
 

@@ -111,6 +111,7 @@ SHOWN = {
     "make(DataLoader(dåta, num_workers=0,))": "+make(DataLoader(dåta, num_workers=6, persis",
     "loader = DataLoader(data, **options)": "train.py:1: DataLoader(..., num_workers=6, persis",
     "loader = DataLoader(data, batch_size=(2 * 2))": "+loader = DataLoader(data, num_workers=6, ",
+    "loader = DataLoader((data))": "+loader = DataLoader((data), num_workers=6, persis",
     "loader = build(data)": "train.py:1: DataLoader(..., num_workers=6, persis",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,67 @@ OVER: list[Any] = [
     lambda part: stoker.concat([*arrays(2), part, *arrays(3)], max_errors=1).skip(2).take(6),
     lambda part: stoker.mix([part], max_errors=1),
     lambda part: stoker.zip(part, *arrays(6), max_errors=1).map(operator.itemgetter(0)),
+    lambda part: stoker.zip(part, remote(6), max_errors=1).map(operator.itemgetter(0)),
+    lambda part: stoker.concat([part, remote(2)], max_errors=1).take(6),
+    lambda part: (
+        stoker.zip(part, remote(6), max_errors=1).with_index("n").map(lambda example: example[0])
+    ),
 ]
+
+
+def remote(length: int) -> stoker.Pipeline[Any]:
+    """Files that are read ahead."""
+    folder = Path(tempfile.mkdtemp())
+    for number in range(length):
+        (folder / f"{number}.bin").write_bytes(b"x")
+    return stoker.from_files(f"file://{folder}/*.bin").with_index("n")
+
+
+@stoker.thread_safe
+class LeavesOut(stoker.Source[int]):
+    """Gives fewer examples than it is asked for, where example 2 is among them."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return 100 + index
+
+    def fetch(self, indices: Any) -> list[int]:
+        return [100 + int(index) for index in indices if index != 2]
+
+
+class Several(list[int]):
+    """Is asked for several at once."""
+
+    times = 0
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.times += 1
+        return [*indices]
+
+
+def test_parts_that_give_several_at_once_are_asked_for_several() -> None:
+    data = Several(range(6))
+    plain = stoker.from_dataset([*range(6)])
+    for made in (
+        stoker.zip(stoker.from_dataset(data), plain),
+        stoker.concat([stoker.from_dataset(data), plain]),
+    ):
+        data.times = 0
+        (first, *_) = list(made.batch(6).workers(0))
+        assert np.asarray(first).ravel().tolist()[:6] == [*range(6)]
+        assert 1 <= data.times <= 3  # with a look or two
+
+
+@pytest.mark.parametrize("over", ["concat", "zip"])
+def test_a_part_that_gives_too_few_is_an_error_of_one_example(over: str) -> None:
+    parts = [stoker.from_dataset(LeavesOut()), stoker.from_dataset([*range(6)])]
+    made: Any = (
+        stoker.concat(parts, max_errors=1) if over == "concat" else stoker.zip(*parts, max_errors=1)
+    )
+    taken = [each if over == "concat" else each[0] for each in made.take(6).workers(0)]
+    assert [int(each) for each in taken] == [100, 101, 103, 104, 105]
 
 
 @pytest.mark.parametrize("over", OVER)

@@ -121,6 +121,23 @@ def test_resumes_anywhere_any_number_of_times(
     assert stream(train) == epochs[epoch + 1]
 
 
+def test_a_loader_is_told_the_epoch_of_a_loaded_state_too() -> None:
+    def build() -> stoker.Pipeline:
+        return stoker.from_loader(Counting(10))
+
+    train = build()
+    list(train)
+    train.set_epoch(1)
+    batches = iter(train)
+    for _ in range(4):
+        next(batches)
+    state = through_json(train.state_dict())
+    resumed = build()
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)
+    assert list(resumed) == list(batches)
+
+
 def test_a_stream_is_not_asked_behind_each_example() -> None:
     source = Counting(400)
     train = stoker.from_iterable(source).batch(10)

@@ -359,7 +359,7 @@ class ExampleCache:
                 self._has_no_room = self._handle is None
                 if self._handle is not None:
                     finalize(self, HANDLES.release, self._handle)
-                    if not self.temporary:
+                    if not self.temporary and not self.is_shared_by_nodes:  # else the server says
                         self._handle.store_dir.keep()
                     self._warn_if_size_differs(self._handle.store.limit_bytes)
             return self._handle

@@ -62,7 +62,7 @@ class StepEpochs(Cursor):
         if self._run is not None and self._run.is_inherited:
             self._data_epoch = None
         self._follow(calling_loop())
-        skip, self._skip = self._skip, 0
+        skip = self._skip
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
         steps, run = self.chain.steps, self._live_run()
@@ -73,7 +73,6 @@ class StepEpochs(Cursor):
         if run is not None and run.history.late:
             run.history.acknowledge(run.history.late)
         end = None if steps is None else (self.handed_out // steps + 1) * steps
-        self._skip = skip  # where it cannot be gone forward by so many
         rest = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._skip = 0
         self._goes_on = False
@@ -83,10 +82,13 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
+        began = self.handed_out
         try:
             leave_out(iterator, rest)
         except BaseException:  # the next one goes on where this one failed
-            self._skip, self._goes_on = skip, True
+            # Without steps, what was handed out before is not counted again (see _advance).
+            self._skip = rest - (self.handed_out - began) if steps is None else skip
+            self._goes_on = True
             raise
         return iterator
 

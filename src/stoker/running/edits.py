@@ -90,9 +90,11 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
             default=0,
         )
         end = offset(call.end_lineno or 0, (call.end_col_offset or 0) - 1)
-        if call.keywords and text[last:end].lstrip().startswith(")"):  # of the last value
-            first = call.keywords[0]
-            last, new = offset(first.lineno, first.col_offset), new.removeprefix(", ") + ", "
+        if text[last:end].lstrip().startswith(")"):  # of the last value
+            last = end
+            if call.keywords:  # there may be a comma or a comment behind it
+                first = call.keywords[0]
+                last, new = offset(first.lineno, first.col_offset), new.removeprefix(", ") + ", "
         edits.append((last, last, new))
     for start, end, value in sorted(edits, reverse=True):
         text = text[:start] + value + text[end:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.signals import pass_on
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, UserObject
@@ -66,6 +68,14 @@ class _OverSeveral(IndexedSource):
     def user_objects(self) -> list[UserObject]:
         return [each for source in self.sources for each in source.user_objects()]
 
+    @abstractmethod
+    def read_by(
+        self, each: Sequence[Any], examples: list[Any], indices: Indices
+    ) -> Exception | None: ...
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        return self.read_by(self.sources, examples, indices)
+
 
 class SourceOver(_OverSeveral):
     """A source over others, whose examples follow each other; each is asked for its own."""
@@ -110,19 +120,20 @@ class SourceOver(_OverSeveral):
         each = self.split_by_part(indices)
         return [(number, own) for number, (_, own) in enumerate(each) if len(own)]
 
-    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+    def read_by(
+        self, each: Sequence[Any], examples: list[Any], indices: Indices
+    ) -> Exception | None:
+        """Append examples by what reads each part, as ``read_into`` does."""
         fetched: dict[int, Any] = {}
-        for source, (at, own) in zip(self.sources, self.split_by_part(indices), strict=True):
-            if source.takes_many and len(own):
-                with contextlib.suppress(Exception):  # raised again by the example's own turn
-                    fetched.update(zip(at.tolist(), source.fetch(own), strict=True))
+        for part, (at, own) in zip(each, self.split_by_part(indices), strict=True):
+            if len(own) and (found := _fetch_together(part, own)) is not None:
+                fetched.update(zip(at.tolist(), found, strict=True))
         for place, index in enumerate(np.asarray(indices).tolist()):
             if place in fetched:
                 examples.append(fetched[place])
                 continue
             number, own_index = self.find(index)
-            error = _read_one(self.sources[number], examples, own_index)
-            if error is not None:
+            if (error := _read_one(each[number], examples, own_index)) is not None:
                 return error
         return None
 
@@ -259,11 +270,17 @@ class PairedSource(_OverSeveral):
         """Return all sources, each with the same indices."""
         return [(number, indices) for number in range(len(self.sources))]
 
-    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
-        for index in np.asarray(indices).tolist():
+    def read_by(
+        self, each: Sequence[Any], examples: list[Any], indices: Indices
+    ) -> Exception | None:
+        """Append examples by what reads each source, as ``read_into`` does."""
+        columns = [_fetch_together(one, indices) for one in each]
+        for row, index in enumerate(np.asarray(indices).tolist()):
             parts: list[Any] = []
-            for source in self.sources:
-                if (error := _read_one(source, parts, index)) is not None:
+            for one, column in zip(each, columns, strict=True):
+                if column is not None:
+                    parts.append(column[row])
+                elif (error := _read_one(one, parts, index)) is not None:
                     return error
             examples.append(tuple(parts))
         return None
@@ -304,6 +321,7 @@ class _ReaderOver:
         self._each = [reader or one for reader, one in zip(readers, sources, strict=True)]
         self._open = [reader for reader in readers if reader is not None]
         self.requests = total(reader.requests for reader in self._open)
+        self.takes_many = source.takes_many
 
     def expect(self, indices: Indices) -> None:
         for number, own in self._source.split(indices):
@@ -313,6 +331,9 @@ class _ReaderOver:
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self._source.merge(indices, self._each)
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        return self._source.read_by(self._each, examples, indices)
 
     def close(self) -> None:
         with contextlib.ExitStack() as rest:
@@ -351,12 +372,38 @@ class _RowsOver(Rows):
             found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
 
 
-def _read_one(source: IndexedSource, examples: list[Any], index: int) -> Exception | None:
-    """Append one example of a part, or return why not; a user's dataset is asked for it once."""
+def _takes_many(part: Any) -> bool:
+    """Whether a source, or what reads one, may be asked for several at once, and again."""
+    found: bool = getattr(part, "takes_many", True)
+    return found
+
+
+def _fetch_together(part: Any, indices: Indices) -> list[Any] | None:
+    """Return examples of a part; None if each is to be asked for alone, and once."""
+    if _takes_many(part):
+        try:
+            found: list[Any] = part.fetch(indices)
+        except Exception as error:
+            pass_on(error)
+        else:
+            return found if len(found) == len(indices) else None
+    return None
+
+
+def _read_one(part: Any, examples: list[Any], index: int) -> Exception | None:
+    """Append one example of a part, or return why not."""
     try:
-        return source.read_into(examples, [index])
+        if not _takes_many(part):
+            error: Exception | None = part.read_into(examples, [index])
+            return error
+        found = part.fetch([index])
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} examples came, and 1 was asked for")
+        examples += found
     except Exception as error:
+        pass_on(error)
         return error
+    return None
 
 
 def _form(rows: Rows) -> str | None:
@@ -418,8 +465,14 @@ class NumberedSource(IndexedSource):
         return [(0, indices)]
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        return self.read_by([self.within], examples, indices)
+
+    def read_by(
+        self, each: Sequence[Any], examples: list[Any], indices: Indices
+    ) -> Exception | None:
+        """Append examples by what reads them, as ``read_into`` does."""
         read: list[Any] = []
-        error = self.within.read_into(read, indices)
+        error: Exception | None = each[0].read_into(read, indices)
         for example, index in zip(read, indices, strict=False):
             try:
                 examples.append(pytree.with_field(example, self.field, int(index)))

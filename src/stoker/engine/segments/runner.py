@@ -11,6 +11,7 @@ items are kept, and copied for the last use, too, until that is no longer possib
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,15 @@ class _Turns(threading.local):
 
 
 _TURNS, _TURN = _Turns(), threading.RLock()
+
+
+def _end_turns() -> None:
+    """Take no turns in a forked child, where nobody would give the lock back."""
+    global _TURNS, _TURN
+    _TURNS, _TURN = _Turns(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_end_turns)
 
 
 def take_turns() -> None:

@@ -162,11 +162,11 @@ class Fetcher:
     def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
         if current_worker.status is not None:
             current_worker.status.enter(0)
-        if reads is self._indexed and not self._indexed.takes_many:
-            return self._ask(indices, self._indexed)
+        if not self._indexed.takes_many:
+            return self._ask(indices, reads)
         return self._each(reads.fetch, self._indexed, indices)
 
-    def _ask(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
+    def _ask(self, indices: NDArray[np.int64], reads: Any) -> list[Any]:
         """Return examples of a user's dataset, which is asked once for each, whatever it raises.
 
         After an error it may be half changed, and could silently give wrong values.
@@ -174,7 +174,7 @@ class Fetcher:
         values: list[Any] = []
         while len(values) < len(indices):
             rest = indices[len(values) :] if values else indices
-            error = source.read_into(values, rest)
+            error: Exception | None = reads.read_into(values, rest)
             if error is None:
                 break
             pass_on(error)

@@ -295,11 +295,12 @@ def _plain(error: BaseException) -> BaseException:
     cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
     lines = traceback.format_exception(without_own_frames(cause))
     note = "In a worker process:\n" + "".join(lines).rstrip()
-    cause = _portable(cause)
     notes = [*getattr(cause, "__notes__", ()), note]
+    BaseException.__setattr__(cause, "__notes__", notes)  # first, as it may be frozen
+    cause = _portable(cause)
     behind = {"__traceback__": None, "__cause__": None, "__context__": None, "__notes__": notes}
     for name, value in behind.items():
-        BaseException.__setattr__(cause, name, value)  # it may be frozen
+        BaseException.__setattr__(cause, name, value)
     if isinstance(error, StageError):
         return StageError(
             error.stage,

@@ -305,7 +305,7 @@ def _labels(
         each: list[Any] = [labels(n, source.name_of(n)) for n in numbers.tolist()]
         if tuple in map(type, each):  # NumPy would take them for rows
             known: dict[Any, int] = {}
-            each = [known.setdefault(one, len(known)) for one in each]
+            each = [one if one is None else known.setdefault(one, len(known)) for one in each]
         found = np.array(each)
         if found.ndim != 1:
             raise ValueError(f"{said} gives {each[0]!r:.60}: return a number, a text, or a tuple")

@@ -207,26 +207,31 @@ def test_a_feeder_without_jobs_beside_it_is_started_elsewhere(cluster: Any, jobs
 
 
 class Unreachable:
-    """In a feeder's place: its address is that of a feeder which is gone."""
+    """In a feeder's place: silent, or its address is that of a feeder which is gone."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, is_silent: bool) -> None:
+        self.asked, self._is_silent = 0, is_silent
 
     def place(self) -> tuple[str, str, bytes]:
         self.asked += 1
+        if self._is_silent:
+            time.sleep(WITHIN_S)
         return "gone", "127.0.0.1:1", bytes(32)
 
     def times_asked(self) -> int:
         return self.asked
 
 
-def test_a_feeder_that_was_hard_to_reach_ends_with_its_job(cluster: Any, jobs: Jobs) -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_feeder_that_was_hard_to_reach_ends_with_its_job(
+    is_silent: bool, cluster: Any, jobs: Jobs
+) -> None:
     """An error on the way keeps nothing of the feed: its feeder would wait for the job."""
-    make: Any = ray.remote(num_cpus=0)(Unreachable)
-    former = make.options(name=jobs.name, namespace="stoker-feeds").remote()
+    make: Any = ray.remote(num_cpus=0, max_concurrency=2)(Unreachable)
+    former = make.options(name=jobs.name, namespace="stoker-feeds").remote(is_silent)
     made = jobs.start("left", epochs=1)
-    wait_until(lambda: ray.get(former.times_asked.remote()) > 1)
-    ray.kill(former)
+    wait_until(lambda: ray.get(former.times_asked.remote()) > (0 if is_silent else 1))
+    ray.kill(former)  # so that who asks the silent one is told that it is lost
     check(ray.get(made, timeout=WITHIN_S), 1)
 
 

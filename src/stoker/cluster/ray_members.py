@@ -31,6 +31,7 @@ from stoker.cluster.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.transport.link import join_address, split_address
 from stoker.transport.ray_session import (
+    ask,
     check_installed,
     end_with_raylet,
     find_or_start,
@@ -171,11 +172,12 @@ def start_server(
     name = f"{cache}-{ray.get_runtime_context().get_node_id()}"
     cause = ""
     for _ in range(_ATTEMPTS):
-        try:
-            actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
-            started: Started = ray.get(actor.started.remote(), timeout=_START_S)
-        except ray.exceptions.RayError as error:
-            cause = str(error)  # an error would keep all callers' frames
+        actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
+        started: Started | str = ask(
+            functools.partial(ray.get, actor.started.remote(), timeout=_START_S), _START_S + 1.0
+        )
+        if isinstance(started, str):
+            cause = started
             # The actor may be dying; Ray frees its name a moment later.
             time.sleep(1.0)
             continue

@@ -14,13 +14,14 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-from stoker.basics.future import OneShot, start_thread
+from stoker.basics.future import start_thread
 from stoker.errors import ClusterError, FeedError, StokerError
 from stoker.feeds import local_feeds, remote
 from stoker.feeds.local_feeds import FeedSettings
 from stoker.feeds.server import become_feeder, end_what_is_kept, open_server
 from stoker.transport.link import LinkError, LinkRefused, join_address
 from stoker.transport.ray_session import (
+    ask,
     check_installed,
     end_with_raylet,
     find_or_start,
@@ -115,24 +116,25 @@ def connect_in_cluster(settings: FeedSettings) -> socket.socket:
     node = ray.get_runtime_context().get_node_id()
     until_s = time.monotonic() + _START_S
     while True:
+        actor = _find_feeder(settings)
+        place = _ask_for_place(ray, actor, max(0.0, until_s - time.monotonic()))
         try:
-            actor = _find_feeder(settings)
-            left_s = max(0.0, until_s - time.monotonic())
-            place = FeederPlace(*ray.get(actor.place.remote(), timeout=left_s))
-            if place.error:
+            if isinstance(place, str):
+                cause = place  # it is just ending, or its node is lost
+            elif place.error:
                 ray.kill(actor)
                 raise FeedError(place.error)
-            if place.node != node:
+            elif place.node != node:
                 return remote.connect(place.address, place.token, insecure=settings.insecure)
-            connection = local_feeds.connect(settings.name)
-            if connection is not None:
+            elif (connection := local_feeds.connect(settings.name)) is not None:
                 return connection
-            cause = "it does not listen"
+            else:
+                cause = "it does not listen"
         except LinkRefused as error:
             raise FeedError(f"cannot join the feed {settings.name!r}: {error}") from error
-        except (LinkError, ray.exceptions.RayError) as error:
-            # It is just ending, or its node is lost. An error that is kept would keep this frame
-            # and its callers', and so a feed that its job no longer uses.
+        except LinkError as error:
+            # An error that is kept would keep this frame and its callers', and so a feed that its
+            # job no longer uses.
             cause = str(error)
         if time.monotonic() > until_s:
             raise FeedError(f"the feeder of {settings.name!r} does not start: {cause}")
@@ -144,26 +146,18 @@ def _find_feeder(settings: FeedSettings) -> Any:
 
     Ray's client has no time limit, and would wait for ever for a head node that is gone.
     """
-    found: OneShot[Any] = OneShot()
+    arguments = FeederActor, settings.name, _NAMESPACE, settings, new_token()
+    found = ask(lambda: find_or_start(*arguments, may_move=True), _ANSWER_S)
+    if isinstance(found, str):
+        raise ClusterError(
+            f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({found})"
+        )
+    return found
 
-    def ask() -> None:
-        try:
-            arguments = settings, new_token()
-            found.give(
-                find_or_start(FeederActor, settings.name, _NAMESPACE, *arguments, may_move=True)
-            )
-        except BaseException as error:
-            found.give(error=error)
 
-    # A thread of its own: it may never end.
-    start_thread("stoker-feed-find", ask)
-    try:
-        return found.wait(_ANSWER_S)
-    except Exception as error:  # Ray raises many types
-        why = str(error) or f"no answer within {_ANSWER_S:.0f} s"
-    finally:
-        found.forget()
-    raise ClusterError(
-        f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
-        f"({why})"
+def _ask_for_place(ray: Any, actor: Any, timeout_s: float) -> FeederPlace | str:
+    """Return the way to a feeder, or why it does not tell."""
+    return ask(
+        lambda: FeederPlace(*ray.get(actor.place.remote(), timeout=timeout_s)), timeout_s + _RETRY_S
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.process import OwningProcess, end_with
 from stoker.errors import ClusterError
 
+T = TypeVar("T")
 _owner = OwningProcess()
 
 
@@ -63,6 +65,30 @@ def find_or_start(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=may_move),
     )
     return make.remote(*arguments)
+
+
+def ask(question: Callable[[], T], timeout_s: float) -> T | str:
+    """Ask Ray; return its answer, or why there is none.
+
+    A thread of its own asks: it may never end. And the error that an actor is lost is kept by the
+    frame of ``ray.get`` that raised it, with the frames of all its callers, until the collector
+    runs. In the job's own thread these are the job's, with the feed that it no longer uses.
+    """
+    answer: OneShot[T | str] = OneShot()
+
+    def answer_it() -> None:
+        try:
+            answer.give(question())
+        except BaseException as error:  # Ray raises many types
+            answer.give(str(error) or type(error).__name__)
+
+    start_thread("stoker-ray", answer_it)
+    try:
+        return answer.wait(timeout_s)
+    except TimeoutError:
+        return f"no answer within {timeout_s:.0f} s"
+    finally:
+        answer.forget()
 
 
 def end_with_raylet(before_exit: Callable[[], object] | None = None) -> None:

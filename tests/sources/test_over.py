@@ -135,10 +135,10 @@ class LeavesOut(stoker.Source[int]):
 class Several(list[int]):
     """Is asked for several at once."""
 
-    times = 0
+    most = 0
 
     def __getitems__(self, indices: list[int]) -> list[int]:
-        self.times += 1
+        self.most = max(self.most, len(indices))
         return [*indices]
 
 
@@ -149,10 +149,10 @@ def test_parts_that_give_several_at_once_are_asked_for_several() -> None:
         stoker.zip(stoker.from_dataset(data), plain),
         stoker.concat([stoker.from_dataset(data), plain]),
     ):
-        data.times = 0
+        data.most = 0
         (first, *_) = list(made.batch(6).workers(0))
         assert np.asarray(first).ravel().tolist()[:6] == [*range(6)]
-        assert 1 <= data.times <= 3  # with a look or two
+        assert data.most == 6
 
 
 @pytest.mark.parametrize("over", ["concat", "zip"])

@@ -259,6 +259,10 @@ class Replay:
         else:
             fresh = pool.fresh_of(code)
             upstream.wait_for(max(fresh, pool.needed))
-            if fresh < pool.needed and upstream.poll(fresh) != (fresh, True):
-                self._decisions.raise_damaged(pool.step)
+            if (
+                fresh < pool.needed
+            ):  # only the epoch's last step has so few; its grain may not be full
+                ready, over = upstream.poll(fresh)
+                if not over or pool.code_of(ready, over=True) != code:
+                    self._decisions.raise_damaged(pool.step)
         return code

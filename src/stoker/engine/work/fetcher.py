@@ -162,8 +162,8 @@ class Fetcher:
     def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
         if current_worker.status is not None:
             current_worker.status.enter(0)
-        if not self._indexed.takes_many:
-            return self._ask(indices, reads)
+        if not self._indexed.takes_many and hasattr(reads, "read_into"):
+            return self._ask(indices, reads)  # else it is a reader of the user's
         return self._each(reads.fetch, self._indexed, indices)
 
     def _ask(self, indices: NDArray[np.int64], reads: Any) -> list[Any]:

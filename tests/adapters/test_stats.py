@@ -156,6 +156,7 @@ def told_of_threads_that_hold_the_gil(is_told: Callable[[Stats], bool]) -> Stats
     raise AssertionError("it was never told")
 
 
+@pytest.mark.alone  # programs beside it mislead all trials, where they take a core for long
 @pytest.mark.full  # trials that a busy machine misleads are made again, for a minute at the worst
 def test_code_that_holds_the_gil_is_told_of() -> None:
     def is_told(stats: Stats) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +97,20 @@ class Asked:
 
 
 OVER: list[Any] = [
-    lambda part: stoker.concat([part], max_errors=1),
-    lambda part: stoker.concat([*arrays(2), part, *arrays(3)], max_errors=1).skip(2).take(6),
-    lambda part: stoker.mix([part], max_errors=1),
-    lambda part: stoker.zip(part, *arrays(6), max_errors=1).map(operator.itemgetter(0)),
-    lambda part: stoker.zip(part, remote(6), max_errors=1).map(operator.itemgetter(0)),
-    lambda part: stoker.concat([part, remote(2)], max_errors=1).take(6),
-    lambda part: (
-        stoker.zip(part, remote(6), max_errors=1).with_index("n").map(lambda example: example[0])
+    lambda p, at: stoker.concat([p], max_errors=1),
+    lambda p, at: stoker.concat([*arrays(2), p, *arrays(3)], max_errors=1).skip(2).take(6),
+    lambda p, at: stoker.mix([p], max_errors=1),
+    lambda p, at: stoker.zip(p, *arrays(6), max_errors=1).map(operator.itemgetter(0)),
+    lambda p, at: stoker.zip(p, remote(at, 6), max_errors=1).map(operator.itemgetter(0)),
+    lambda p, at: stoker.concat([p, remote(at, 2)], max_errors=1).take(6),
+    lambda p, at: (
+        stoker.zip(p, remote(at, 6), max_errors=1).with_index("n").map(lambda example: example[0])
     ),
 ]
 
 
-def remote(length: int) -> stoker.Pipeline[Any]:
+def remote(folder: Path, length: int) -> stoker.Pipeline[Any]:
     """Files that are read ahead."""
-    folder = Path(tempfile.mkdtemp())
     for number in range(length):
         (folder / f"{number}.bin").write_bytes(b"x")
     return stoker.from_files(f"file://{folder}/*.bin").with_index("n")
@@ -166,9 +164,11 @@ def test_a_part_that_gives_too_few_is_an_error_of_one_example(over: str) -> None
 
 
 @pytest.mark.parametrize("over", OVER)
-def test_a_dataset_is_asked_once_for_each_example_whatever_it_raises(over: Any) -> None:
+def test_a_dataset_is_asked_once_for_each_example_whatever_it_raises(
+    over: Any, tmp_path: Path
+) -> None:
     data = Asked()
-    (batch,) = over(stoker.from_dataset(data)).batch(6).workers(0)
+    (batch,) = over(stoker.from_dataset(data), tmp_path).batch(6).workers(0)
     assert [int(each) for each in batch] == [1, 2, 3, 5, 6]
 
 

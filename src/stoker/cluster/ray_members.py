@@ -170,17 +170,20 @@ def start_server(
     Raises CacheError if the cache server does not start.
     """
     name = f"{cache}-{ray.get_runtime_context().get_node_id()}"
+
+    def start() -> tuple[Any, Started]:
+        actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
+        return actor, ray.get(actor.started.remote(), timeout=_START_S)
+
     cause = ""
     for _ in range(_ATTEMPTS):
-        actor = find_or_start(CacheServerActor, name, NAMESPACE, cache, limit, folder, insecure)
-        started: Started | str = ask(
-            functools.partial(ray.get, actor.started.remote(), timeout=_START_S), _START_S + 1.0
-        )
-        if isinstance(started, str):
-            cause = started
+        answer = ask(start, 2 * _START_S)  # as a new actor may wait for its node, too
+        if isinstance(answer, str):
+            cause = answer
             # The actor may be dying; Ray frees its name a moment later.
             time.sleep(1.0)
             continue
+        actor, started = answer
         if started.error:
             ray.kill(actor)
             raise CacheError(f"the cache server of this node did not start: {started.error}")

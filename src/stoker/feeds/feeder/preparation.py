@@ -15,7 +15,7 @@ from stoker.basics.future import start_thread
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.seek import seek
-from stoker.engine.segments.runner import take_turns
+from stoker.engine.segments.own_thread import take_turns
 from stoker.errors import FeedError
 from stoker.feeds import messages
 from stoker.feeds.feeder.log import (

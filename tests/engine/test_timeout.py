@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import warnings
 import weakref
@@ -128,6 +129,27 @@ def test_it_is_told_and_skipped_within_the_budget(stuck: Stuck) -> None:
     assert skip.cause.startswith("TimeoutError: no end after")
     assert stats.stuck_processes == 1
     assert "stuck in an example" in str(stats)
+
+
+@pytest.mark.parametrize("holds_socket", [False, True])
+def test_code_that_would_run_in_the_loops_thread_is_watched_in_processes(
+    holds_socket: bool,
+) -> None:
+    stuck, (one, other) = Stuck(20), socket.socketpair()
+    hangs = False
+
+    def cheap(row: Any, _: Any = one if holds_socket else None) -> Any:
+        return stuck.on_example(row) if hangs else row
+
+    with one, other:
+        train = numbers().map(cheap, max_errors=1).batch(2).workers(2, timeout_s=TIMEOUT_S)
+        assert len(drain(train)[0]) == 11  # so it is known to be cheap
+        hangs = True
+        batches, told = drain(train)
+        assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != 20]
+    assert any("example 20 " in each for each in told)
+    shares = "worker processes may take each other's answers: cheap"
+    assert any(each.startswith(shares) for each in told) == holds_socket
 
 
 def test_two_in_one_request_are_both_skipped() -> None:

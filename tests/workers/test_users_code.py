@@ -544,3 +544,82 @@ def test_no_process_waits_for_the_first_batch_of_another(tmp_path: Path) -> None
             assert np.concatenate(list(p)).tolist() == list(range(8))
             return
     pytest.fail("the other batch has not begun")
+
+
+class Filled:
+    """A costly dataset. It notes who calls it, and whether two do so at once."""
+
+    def __init__(self) -> None:
+        self.callers: set[str] = set()
+        self.inside = self.most = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        self.callers.add(threading.current_thread().name)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        spin(0.002)
+        time.sleep(0.001)  # others come in meanwhile
+        self.inside -= 1
+        return np.full(5_000, index)
+
+
+def crews(pipeline: stoker.Pipeline[Any]) -> set[bool]:
+    """Whether there were worker processes at the batches of an epoch, behind a check of these."""
+    numbers: list[int] = []
+    found = set()
+    for batch in pipeline:
+        numbers += batch[:, 0].tolist()
+        found.add(bool(multiprocessing.active_children()))
+    assert numbers == list(range(LENGTH))
+    return found
+
+
+def test_a_cache_that_has_all_is_read_without_processes() -> None:
+    for behind in (lambda p: p.batch(4), lambda p: p.batch(4).echo(2)):
+        p = behind(stoker.from_dataset(Filled(), seed=0).cache("8MiB").workers(3))
+        for _ in range(2):
+            next(iter(p))  # no whole epoch
+        assert {bool(list(p)) for _ in range(2)} == {True}
+        with iter(p) as batches:
+            next(batches)
+            assert multiprocessing.active_children() == []
+        cache = p.stats().cache
+        assert cache is not None
+        assert not cache.misses
+
+
+def test_a_map_behind_the_cache_stays_in_processes() -> None:
+    p = stoker.from_dataset(Filled(), seed=0).cache("8MiB").map(Buffered()).batch(4).workers(2)
+    for _ in range(4):
+        assert crews(p) == {True}
+
+
+def test_what_a_full_cache_has_lost_is_made_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    data, folder = Filled(), tmp_path / "cache"
+    p = stoker.from_dataset(data, seed=0).cache("8MiB", path=folder, version="1").batch(4)
+    p = p.workers(3)
+    assert [crews(p) for _ in range(3)] == [{True}, {True}, {False}]
+    with (folder / "data.mdb").open("r+b") as file:
+        for page in (0, 4096):
+            file.seek(page + 16)
+            file.write(b"\xff")
+
+    def in_a_fork(found: Any) -> None:  # which opens the store anew
+        with pytest.warns(stoker.CacheWarning, match="is damaged"):
+            first = crews(p)
+        again = crews(p)
+        found.send((first, again, data.callers, data.most))
+
+    fork = multiprocessing.get_context("fork")
+    receiving, sending = fork.Pipe(duplex=False)
+    child = fork.Process(target=in_a_fork, args=(sending,))
+    child.start()
+    sending.close()
+    first, again, callers, most = receiving.recv()
+    child.join()
+    assert (first, again) == ({False}, {True})
+    assert any("worker" in name for name in callers)
+    assert most == 1

@@ -44,7 +44,7 @@ def make_pool(
         autotuner: has their costs, and keeps the decision.
         kept: the processes that stay from epoch to epoch; None if none do.
         tell: tells the user why costly code of theirs runs inline.
-        is_asked: whether the user asked for processes: then all work is theirs.
+        is_asked: whether all of users' code is theirs, as the user asked for.
         grows: whether there may be more for examples that wait: the user named no number.
         watched: whether they show where they are, and may be replaced.
 
@@ -57,8 +57,11 @@ def make_pool(
             return WorkerPool(count, depths, autotuner, stays_inline=True)
         if (why := why_inline(works)) is not None:
             return _inline(count, depths, autotuner, functools.partial(tell, why))
-    elif multiprocessing.get_start_method() == "fork" and (why := _why_polars_hangs(works)):
-        warn(f"a worker process may hang: {why}")
+    elif multiprocessing.get_start_method() == "fork":
+        if why := _why_polars_hangs(works):
+            warn(f"a worker process may hang: {why}")
+        if why := _why_answers_mix(works):
+            warn(f"worker processes may take each other's answers: {why}")
     slots = [] if kept is None else kept.take(works)
     rest = None if kept is None else kept.rest
     if is_asked or autotuner.processes is not None:
@@ -97,14 +100,20 @@ def why_inline(works: list[Work]) -> str | None:
                 "JAX runs threads in this process, which a fork would lose: call "
                 "multiprocessing.set_start_method('forkserver') where the program begins"
             )
-        objects = [each.value for work in works for each in work.segment.users_code]
-        if connections := find_connections(objects):
-            return (
-                f"{connections[0]} is open, which all forked processes would share: open it in "
-                "the first call"
-            )
-        return _why_polars_hangs(works)
+        return _why_answers_mix(works) or _why_polars_hangs(works)
     return _why_not_imported(works, method)
+
+
+def _why_answers_mix(works: list[Work]) -> str | None:
+    """Return which connection forked processes would share, with the remedy; None if none is."""
+    objects = [each.value for work in works for each in work.segment.users_code]
+    connections = find_connections(objects)
+    if not connections:
+        return None
+    return (
+        f"{connections[0]} is open, which all forked processes would share: open it in the first "
+        "call"
+    )
 
 
 def _why_polars_hangs(works: list[Work]) -> str | None:

@@ -149,7 +149,9 @@ class Workers:
 
     def sends(self, segment: Segment) -> bool:
         """Whether worker processes or actors do the work of a segment, if there are any."""
-        return bool(segment.users_code) if self.kind is None else self.kind != "thread"
+        if self.kind is None:
+            return bool(segment.users_code) and not segment.all_cached
+        return self.kind != "thread"
 
     def __str__(self) -> str:
         kind = "" if self.kind is None else f"{self.kind} "
@@ -245,7 +247,8 @@ def _made_pool(
         autotuner,
         kept.processes,
         kept.tell_of_cost,
-        is_asked=workers.kind == "process",
+        # Nothing can end what the loop's thread does, however cheap it seemed.
+        is_asked=workers.kind == "process" or workers.timeout_ns is not None,
         grows=workers.grows,
         watched=workers.timeout_ns is not None,
     )

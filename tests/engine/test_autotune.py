@@ -176,6 +176,14 @@ def test_examples_may_be_of_any_size_while_threads_are_tried_out(
     assert work.tuner.active == threads
 
 
+@pytest.mark.parametrize(("thrashing", "threads"), [(1.0, 4), (1.8, 1)])
+def test_threads_that_only_pass_the_gil_around_do_not_stay(thrashing: float, threads: int) -> None:
+    """They keep more processors busy than one, and make fewer rows."""
+    work = Work(4)
+    work.until_judged({4: thrashing * 5e6, 1: 5e6}, {4: 3.2, 1: 1.0})
+    assert work.tuner.active == threads
+
+
 @pytest.mark.parametrize(
     ("row_ns", "slowed", "threads"),
     [

@@ -6,8 +6,9 @@
    once.
 2. A trial times all threads: at least 12 pieces of work, and 20 ms of each thread. If they were
    neither asleep nor kept more processors busy than one thread can, one alone is timed, too.
-3. All stay if they kept more processors busy, by a tenth: examples differ in size, so their times
-   are not compared. If threads mostly sleep although the consumer waits, twice as many are timed,
+3. All stay if they kept more processors busy, by a tenth, as examples differ in size; but not if
+   rows came a tenth slower: threads that pass the GIL to and fro keep more processors busy, too (two
+   that decoded JPEGs of 64 x 64 by Pillow made 0.4 to 0.7 of one's rows). If threads mostly sleep although the consumer waits, twice as many are timed,
    and stay if rows come a tenth faster; and so on, as far as memory and the user allow.
 4. The work goes back to the consumer if batches came no faster than they would inline.
 5. The decision is kept for a hundred times as long as the trial took, from epoch to epoch.
@@ -333,7 +334,8 @@ class Autotuner:
             timed.tell_asleep()
             speedup = before.processors / max(1e-9, timed.processors)
             self.speedup = speedup if timed.computes else None
-            best = before if _CLEARLY * speedup > 1 else timed
+            is_slower = before.rows_per_ns < _CLEARLY * timed.rows_per_ns
+            best = before if _CLEARLY * speedup > 1 and not is_slower else timed
         elif _CLEARLY * timed.rows_per_ns < before.rows_per_ns:
             best = before
         more, is_largest = 2 * best.threads, best.threads >= max(self._limit, timed.threads)

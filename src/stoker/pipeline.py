@@ -94,7 +94,8 @@ class Pipeline(EpochApi[T]):
         Args:
             buffer: for streams only, the number of examples in the buffer; by default 1,000.
             block: shuffle by blocks of this many neighbours, or (True) the source's own blocks, 16
-                at a time; False: as a whole. By default Parquet and remote shards use their own.
+                at a time; False: as a whole. By default Parquet above 256 MiB and
+                remote shards with two examples or more to a MiB use their own.
 
         Raises ValueError after ``echo`` or ``batch``, after another order, and on a loader.
         """

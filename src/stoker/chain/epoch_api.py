@@ -224,8 +224,9 @@ class EpochApi(Generic[T]):
         if keeper is not None:
             raise StateError(
                 f"{keeper} keeps the state of one rank for all, and here the states of ranks "
-                "differ: filters, max_errors= and remainder='uneven' give them unequal parts. "
-                "Leave examples out before sharding, or save each rank's state_dict() yourself"
+                "differ, by filters, max_errors=, .scan(), .pack(), .late() or remainder='uneven'. "
+                "Leave examples out before sharding, give .pack() its sizes=, or save each rank's "
+                "state_dict() yourself"
             )
         chain = self.chain
         return wrap_state(self._cursor.save(), chain.rank_world[0] if chain.ranks_differ else None)

@@ -221,7 +221,7 @@ class FolderSource(ReadsRanges[Any], IndexedSource):
         return Fingerprint(listed.url, listed.size, listed.version, self._label(index))
 
     def name_of(self, index: int) -> str:
-        return self._paths[index] if self._listed is None else self.locate(index).url
+        return self._paths[index] if self._listed is None else self._listed.names[index]
 
     def path(self, index: int) -> str | None:
         return self.local_path(index) or self.locate(index).url

@@ -7,9 +7,10 @@
 2. A trial times all threads: at least 12 pieces of work, and 20 ms of each thread. If they were
    neither asleep nor kept more processors busy than one thread can, one alone is timed, too.
 3. All stay if they kept more processors busy, by a tenth, as examples differ in size; but not if
-   rows came a tenth slower: threads that pass the GIL to and fro keep more processors busy, too (two
-   that decoded JPEGs of 64 x 64 by Pillow made 0.4 to 0.7 of one's rows). If threads mostly sleep although the consumer waits, twice as many are timed,
-   and stay if rows come a tenth faster; and so on, as far as memory and the user allow.
+   rows came a tenth slower: threads that pass the GIL around keep more processors busy, too (two
+   that decoded JPEGs of 64 x 64 by Pillow made 0.4 to 0.7 of one's rows). If threads mostly sleep
+   although the consumer waits, twice as many are timed, and stay if rows come a tenth faster; and
+   so on, as far as memory and the user allow.
 4. The work goes back to the consumer if batches came no faster than they would inline.
 5. The decision is kept for a hundred times as long as the trial took, from epoch to epoch.
 

@@ -50,6 +50,24 @@ of 100 rows is that of processes forked anew). Below 0.95 of the processor time 
 - 2 processes, 150 KB rows: 147 to 171 us an example, before 135 to 168. Why is not known.
 - echo around a fast loader: 0.81 to 1.05 in five rounds; by the clock 0.99.
 
+Five more benches, of commit 6ed33569 against 1b40195c, each by both versions in turns, three times
+(images.py and sources.py twice); processor time before over after, sources.py by the clock:
+
+- cache_hits.py: 11 of 12 rows of stoker's 0.85 (110 KB inline) to 1.09, where those by hand scatter
+  from 0.83 to 1.60. The twelfth was 0.12: 3 MB by two threads. Examples of a user's dataset that
+  are in the cache went through processes, in the version before in one of three runs. Since then
+  threads read them.
+- echo_overhead.py: 0.93 to 1.13, but for an echo before the batch, rows of 12 KB: 0.41. Rows in
+  memory went past the pool then, a path of its own that has gone.
+- tables.py: of the best of six, 27 of 32 rows are 0.96 or more. Five of Parquet in batches of 4,096
+  and in later epochs are 0.89 to 0.94: nulls, lists, rows that are kept. pyarrow takes these rows
+  now, which were copied by their addresses.
+- images.py: 0.98 to 1.06 but for small images by Pillow, which are decoded in one thread or two, by
+  chance and load, in both versions (0.46 to 1.35).
+- sources.py: 0.90 to 1.21, but for two threads that decode 64 x 64 by Pillow: 0.5. They stayed, and
+  made fewer rows than one, as a trial compared alone how busy they are. Since then it compares
+  rows, too: 148 to 240 us an example, in the version before 162 to 203.
+
 Caveats: on shared cores the clock says little, and processor time of single rows still moves by a
 few hundredths from run to run. Both versions use the same stoker-native, that of the environment.
 Both rows of a round run within seconds of each other; pages and frequencies are as they come.

@@ -105,7 +105,7 @@ Missed:
 - Pure Python, .51 to .72: an example is a list of 256 numbers, made in 50 us. Of the 20 us that two
   processes take longer for one, the seeds before each call of the user's code are 11.5 (of a
   process), a copy of the list 5, the rest messages: the loop's process computes for 41 ms an epoch,
-  beside DataLoader for 14. Without the copy .65 becomes .66. Two threads pass the GIL around.
+  beside DataLoader for 14. Without the copy .62 became .66. Two threads pass the GIL around.
 - The defaults on epochs of a tenth of a second: local files .37 and images .30 of no workers, where
   two kept processes or threads take half as long as the defaults. Processes are forked for each
   epoch, unless they are kept (``persistent=True``).

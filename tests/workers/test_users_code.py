@@ -591,10 +591,10 @@ def test_a_cache_that_has_all_is_read_without_processes() -> None:
         assert not cache.misses
 
 
-def test_a_map_behind_the_cache_stays_in_processes() -> None:
-    p = stoker.from_dataset(Filled(), seed=0).cache("8MiB").map(Buffered()).batch(4).workers(2)
-    for _ in range(4):
-        assert crews(p) == {True}
+def test_what_may_have_to_be_ended_or_comes_behind_the_cache_stays_in_processes() -> None:
+    cached = stoker.from_dataset(Filled(), seed=0).cache("8MiB")
+    for p in (cached.map(Buffered()).batch(4), cached.batch(4).workers(2, timeout_s=60)):
+        assert [crews(p) for _ in range(4)] == [{True}] * 4
 
 
 def test_what_a_full_cache_has_lost_is_made_by_one_thread_at_a_time(tmp_path: Path) -> None:

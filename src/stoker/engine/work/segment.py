@@ -128,9 +128,10 @@ class Segment:
 
     @property
     def stacks_cached(self) -> bool:
-        """Whether what the cache holds is only copied into a batch."""
-        is_last = self.cache is not None and self.cache_at == len(self.operations)
-        return is_last and self.stacks and not self.batch_maps
+        """Whether what this host's cache holds is only copied into a batch."""
+        if self.cache is None or self.cache.cache.is_shared_by_nodes:
+            return False
+        return self.cache_at == len(self.operations) and self.stacks and not self.batch_maps
 
     @property
     def only_stacks(self) -> bool:

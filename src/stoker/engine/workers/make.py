@@ -150,7 +150,8 @@ class Workers:
     def sends(self, segment: Segment) -> bool:
         """Whether worker processes or actors do the work of a segment, if there are any."""
         if self.kind is None:
-            return bool(segment.users_code) and not segment.all_cached
+            is_idle = segment.all_cached and self.timeout_ns is None  # else it may have to be ended
+            return bool(segment.users_code) and not is_idle
         return self.kind != "thread"
 
     def __str__(self) -> str:

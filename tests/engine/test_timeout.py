@@ -131,25 +131,33 @@ def test_it_is_told_and_skipped_within_the_budget(stuck: Stuck) -> None:
     assert "stuck in an example" in str(stats)
 
 
-@pytest.mark.parametrize("holds_socket", [False, True])
-def test_code_that_would_run_in_the_loops_thread_is_watched_in_processes(
-    holds_socket: bool,
-) -> None:
-    stuck, (one, other) = Stuck(20), socket.socketpair()
-    hangs = False
+def test_code_that_would_run_in_the_loops_thread_is_watched_in_processes() -> None:
+    stuck, hangs = Stuck(20), False
 
-    def cheap(row: Any, _: Any = one if holds_socket else None) -> Any:
+    def cheap(row: Any) -> Any:
         return stuck.on_example(row) if hangs else row
 
-    with one, other:
-        train = numbers().map(cheap, max_errors=1).batch(2).workers(2, timeout_s=TIMEOUT_S)
-        assert len(drain(train)[0]) == 11  # so it is known to be cheap
-        hangs = True
-        batches, told = drain(train)
-        assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != 20]
+    train = numbers().map(cheap, max_errors=1).batch(2).workers(2, timeout_s=TIMEOUT_S)
+    assert len(drain(train)[0]) == 11  # so it is known to be cheap
+    hangs = True
+    batches, told = drain(train)
+    assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != 20]
     assert any("example 20 " in each for each in told)
-    shares = "worker processes may take each other's answers: cheap"
-    assert any(each.startswith(shares) for each in told) == holds_socket
+
+
+def test_where_no_process_can_be_watched_that_is_an_error() -> None:
+    one, other = socket.socketpair()
+
+    def reads(row: Any, _: Any = one) -> Any:
+        return row
+
+    train = numbers().map(reads).batch(2)
+    with one, other:
+        asked = train.workers(2, timeout_s=TIMEOUT_S)
+        with pytest.raises(stoker.StokerError, match=r"timeout_s= .*: reads.+ is open, which"):
+            next(iter(asked))
+        with pytest.warns(UserWarning, match=r"may take each other's answers: reads"):
+            assert len(list(train.workers(2, kind="process"))) == 11
 
 
 def test_two_in_one_request_are_both_skipped() -> None:

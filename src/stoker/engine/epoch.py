@@ -179,8 +179,7 @@ class EpochStreams:
         if flow.source.yields_batches:
             given = Workers(0)
         for segment in flow.segments:
-            in_threads = given.count and not segment.all_cached
-            if not given.sends(segment) and (in_threads or not segment.users_code):
+            if not given.sends(segment) and (given.count or not segment.users_code):
                 _refuse_threads(segment, self._held[segment.at])
         pool = make_pool(given, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # after they were pickled for processes
@@ -267,11 +266,6 @@ class EpochStreams:
         """Say whether the consumer has all outputs: processes may then stay for another epoch."""
         for pool in self._worker_pools:
             pool.is_whole = is_whole
-        for segment in self._flow.segments:
-            if segment.stacks_cached and is_whole:
-                read, found = segment.lookups(self.tally.spent[segment.at])
-                if read or found > self._examples - self._flow.orders.group:
-                    segment.all_cached = not read
 
     def close(self) -> None:
         """End all threads and processes, and close what a source has open."""

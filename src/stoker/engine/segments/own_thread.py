@@ -6,7 +6,6 @@ nothing, several threads call the code by turns, and seed it for each call (``ta
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -58,13 +57,9 @@ class OwnThread:
 
     In other threads than the main thread, global generators are left alone, as the main thread may
     draw from them meanwhile; but for threads that take turns.
-
-    Args:
-        in_turn: whether workers call it, too, all of them by turns.
     """
 
-    def __init__(self, *, in_turn: bool = False) -> None:
-        self._in_turn = in_turn
+    def __init__(self) -> None:
         self._before: GeneratorStates | None = None
 
     def make(self, work: Work, make: Callable[[bool], Made], ns: list[int]) -> Made:
@@ -76,10 +71,11 @@ class OwnThread:
                 CannotRepeat before it calls any code.
             ns: the counters that it adds to.
         """
+        if _TURNS.are_taken:
+            with _TURN:
+                return self._make(work, make, ns, with_global=True)
         is_main = threading.current_thread() is threading.main_thread()
-        with_global = is_main or _TURNS.are_taken
-        with _TURN if self._in_turn or _TURNS.are_taken else contextlib.nullcontext():
-            return self._make(work, make, ns, with_global=with_global)
+        return self._make(work, make, ns, with_global=is_main)
 
     def _make(
         self, work: Work, make: Callable[[bool], Made], ns: list[int], *, with_global: bool

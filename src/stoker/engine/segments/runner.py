@@ -76,9 +76,7 @@ class SegmentRunner:
         self._joins_batches = self.segment.joins_batches
         # Threads call code of users only by their word, and nobody can seed for several at once.
         is_alone = self.is_sent or not self.worker_pool.limit
-        in_turn = self.segment.all_cached and not is_alone
-        is_needed = self.segment.users_code and (is_alone or in_turn)
-        self._own_thread = OwnThread(in_turn=in_turn) if is_needed else None
+        self._own_thread = OwnThread() if self.segment.users_code and is_alone else None
 
     def _own_work(self) -> Work:
         """Return the calling thread's version of the work: its generator is placed at each use."""

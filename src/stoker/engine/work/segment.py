@@ -53,9 +53,6 @@ class Segment:
         joins: the length of the full sequences that come as pieces, and are joined here; 0 if none
             do.
         draws: whether its code was seen to draw from global generators, in the consumer's thread.
-        all_cached: whether a whole epoch found all in the cache, to be copied into batches. Then
-            the user's code is called for what got lost alone, and threads do the rest: processes
-            would copy each example twice, which took 3 MB 8 times the processor time.
     """
 
     source: IndexedSource | None = None
@@ -71,7 +68,6 @@ class Segment:
     renumbered: bool = False
     joins: int = 0
     draws: bool = False
-    all_cached: bool = False
     kind: ClassVar[None] = None
     needs_work_behind: ClassVar[bool] = False
     is_decided: ClassVar[bool] = False
@@ -125,13 +121,6 @@ class Segment:
     def stacks(self) -> bool:
         """Whether outputs are batches of copies."""
         return self.batch is not None and self.batch.collate is None
-
-    @property
-    def stacks_cached(self) -> bool:
-        """Whether what this host's cache holds is only copied into a batch."""
-        if self.cache is None or self.cache.cache.is_shared_by_nodes:
-            return False
-        return self.cache_at == len(self.operations) and self.stacks and not self.batch_maps
 
     @property
     def only_stacks(self) -> bool:
@@ -200,11 +189,6 @@ class Segment:
         """Return the source and the stages, each by its name."""
         parts = [self.source, *self.operations, self.cache, self.batch, *self.batch_maps]
         return [(part.name, part) for part in parts if part is not None]
-
-    def lookups(self, counters: list[int]) -> tuple[int, int]:
-        """Return how many examples were read, and how many were looked up in the cache."""
-        counts = counters[len(self.names) :]
-        return counts[0], counts[1 + self.cache_at]
 
     def counters(self) -> list[int]:
         """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""

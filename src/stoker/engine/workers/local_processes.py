@@ -23,6 +23,7 @@ from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.errors import StokerError
 
 
 def make_pool(
@@ -44,18 +45,25 @@ def make_pool(
         autotuner: has their costs, and keeps the decision.
         kept: the processes that stay from epoch to epoch; None if none do.
         tell: tells the user why costly code of theirs runs inline.
-        is_asked: whether all of users' code is theirs, as the user asked for.
+        is_asked: whether the user asked for processes: then all work is theirs.
         grows: whether there may be more for examples that wait: the user named no number.
-        watched: whether they show where they are, and may be replaced.
+        watched: whether they show where they are, and may be replaced. Then users' code is theirs,
+            however cheap it is: nothing could end it in the loop's thread.
 
-    Raises as ``starting.start`` does.
+    Raises as ``starting.start`` does, and StokerError if nothing can be watched.
     """
     works = [work.for_another_process() for work in host]
     depths = max(1, len(host))
     if not is_asked:
-        if autotuner.processes == 0:
+        why = why_inline(works) if watched or autotuner.processes != 0 else None
+        if watched and why is not None:
+            raise StokerError(
+                "timeout_s= can end your Python code in worker processes alone, and none can run "
+                f"it: {why}; or leave timeout_s= out"
+            )
+        if autotuner.processes == 0 and not watched:
             return WorkerPool(count, depths, autotuner, stays_inline=True)
-        if (why := why_inline(works)) is not None:
+        if why is not None:
             return _inline(count, depths, autotuner, functools.partial(tell, why))
     elif multiprocessing.get_start_method() == "fork":
         if why := _why_polars_hangs(works):
@@ -64,8 +72,8 @@ def make_pool(
             warn(f"worker processes may take each other's answers: {why}")
     slots = [] if kept is None else kept.take(works)
     rest = None if kept is None else kept.rest
-    if is_asked or autotuner.processes is not None:
-        count = count if is_asked else autotuner.processes or 1
+    if is_asked or watched or autotuner.processes is not None:
+        count = count if is_asked or watched else autotuner.processes or 1
         slots = slots or starting.start(count, works, watched=watched)
         return WorkerPool(len(slots), depths, autotuner, slots, rest=rest)
     try:

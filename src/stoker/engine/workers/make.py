@@ -149,10 +149,7 @@ class Workers:
 
     def sends(self, segment: Segment) -> bool:
         """Whether worker processes or actors do the work of a segment, if there are any."""
-        if self.kind is None:
-            is_idle = segment.all_cached and self.timeout_ns is None  # else it may have to be ended
-            return bool(segment.users_code) and not is_idle
-        return self.kind != "thread"
+        return bool(segment.users_code) if self.kind is None else self.kind != "thread"
 
     def __str__(self) -> str:
         kind = "" if self.kind is None else f"{self.kind} "
@@ -248,8 +245,7 @@ def _made_pool(
         autotuner,
         kept.processes,
         kept.tell_of_cost,
-        # Nothing can end what the loop's thread does, however cheap it seemed.
-        is_asked=workers.kind == "process" or workers.timeout_ns is not None,
+        is_asked=workers.kind == "process",
         grows=workers.grows,
         watched=workers.timeout_ns is not None,
     )

@@ -56,7 +56,7 @@ Five more benches, of commit 6ed33569 against 1b40195c, each by both versions in
 - cache_hits.py: 11 of 12 rows of stoker's 0.85 (110 KB inline) to 1.09, where those by hand scatter
   from 0.83 to 1.60. The twelfth was 0.12: 3 MB by two threads. Examples of a user's dataset that
   are in the cache went through processes, in the version before in one of three runs. Since then
-  threads read them.
+  they go past these.
 - echo_overhead.py: 0.93 to 1.13, but for an echo before the batch, rows of 12 KB: 0.41. Rows in
   memory went past the pool then, a path of its own that has gone.
 - tables.py: of the best of six, 27 of 32 rows are 0.96 or more. Five of Parquet in batches of 4,096

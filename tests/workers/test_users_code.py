@@ -544,3 +544,44 @@ def test_no_process_waits_for_the_first_batch_of_another(tmp_path: Path) -> None
             assert np.concatenate(list(p)).tolist() == list(range(8))
             return
     pytest.fail("the other batch has not begun")
+
+
+@pytest.mark.parametrize("kind", [None, "process"])
+def test_examples_that_the_cache_has_come_from_there_and_all_others_from_processes(
+    tmp_path: Path, kind: Any
+) -> None:
+    """Also where it has some of them. Nobody calls users' code in the training process."""
+    data = Scratch(0.002)
+    names = [f"{n}" for n in range(LENGTH)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+
+    def read(item: Any) -> Any:
+        return {"x": np.full(3_000, data[int(item.data)]["x"]), "pid": os.getpid()}
+
+    plain = stoker.from_arrays(np.arange(LENGTH), seed=0).shuffle().batch(4)
+    orders = [np.concatenate(list(plain)).tolist() for _ in range(3)]
+    numbered = stoker.from_dataset(data, seed=0)
+    files = stoker.from_files([tmp_path / name for name in names], seed=0).map(read)
+    for source, room in ((numbered, "8MiB"), (files, "8MiB"), (files, "1MiB")):
+        p = source.cache(room).shuffle().batch(4).workers(2, kind=kind)
+        counts = []
+        for epoch in range(3):
+            p.set_epoch(epoch)
+            found = list(p)
+            numbers = np.concatenate([np.reshape(each["x"], (4, -1))[:, 0] for each in found])
+            assert numbers.tolist() == orders[epoch]
+            assert os.getpid() not in np.concatenate([each["pid"] for each in found])
+            cache = p.stats().cache
+            assert cache is not None
+            counts.append((cache.hits, cache.misses))
+        assert all(hits + misses == LENGTH for hits, misses in counts)
+        if room == "8MiB":
+            assert counts == [(0, LENGTH), (LENGTH, 0), (LENGTH, 0)]
+            with iter(p) as batches:  # nobody asks the processes
+                next(batches)
+                for process in multiprocessing.active_children():
+                    process.kill()
+                    process.join()
+                assert len(list(batches)) == LENGTH // 4 - 1
+    assert data.calls == 0

@@ -123,7 +123,12 @@ class ExampleCache:
         return self._numbered.of(indices, self.key)
 
     def find(
-        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
+        self,
+        keys: Sequence[bytes],
+        sizes: Sequence[int] | None = None,
+        *,
+        lends: bool = False,
+        whole: bool = False,
     ) -> list[Any]:
         """Return the items, which the caller owns; ``MISSING`` for each one that the store lacks.
 
@@ -131,17 +136,22 @@ class ExampleCache:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
             lends: whether arrays may be read-only views of the store.
+            whole: whether to return and count nothing if one is missing.
         """
         values, saved_bytes = self._look_up(keys, sizes, lends=lends)
         misses = sum(value is MISSING for value in values)
+        if whole and misses:
+            return []
         self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
         return values
 
-    def find_numbered(self, numbers: NDArray[np.int64], *, lends: bool = False) -> list[Any]:
+    def find_numbered(
+        self, numbers: NDArray[np.int64], *, lends: bool = False, whole: bool = False
+    ) -> list[Any]:
         """Return items as ``find`` does, of examples that only their numbers identify."""
         handle = self._open_handle()
         if handle is None or self.is_shared_by_nodes:
-            return self.find(self.keys_of(numbers), lends=lends)
+            return self.find(self.keys_of(numbers), lends=lends, whole=whole)
         places = self._places_in(handle)
         read = functools.partial(self._decode, handle, lends=lends)
         values, saved_bytes, unknown = places.find(numbers, read, lends=lends)
@@ -154,6 +164,8 @@ class ExampleCache:
                 values[at] = value
             saved_bytes += more_bytes
         misses = [*map(type, values)].count(Missing)
+        if whole and misses:
+            return []
         handle.store.counters.add(
             self._user, hits=len(values) - misses, misses=misses, saved_bytes=saved_bytes
         )

@@ -74,6 +74,7 @@ class SegmentRunner:
         self._counters = len(self.segment.counters())
         self.rows = None if self.segment.batch_maps and self.is_sent else self.segment.rows
         self._joins_batches = self.segment.joins_batches
+        self._stacks_cached = self.segment.stacks_cached
         # Threads call code of users only by their word, and nobody can seed for several at once.
         is_alone = self.is_sent or not self.worker_pool.limit
         self._own_thread = OwnThread() if self.segment.users_code and is_alone else None
@@ -216,9 +217,12 @@ class SegmentRunner:
         """Whether a remote worker does a task's rows, if there is one; else who claims them."""
         return task.batch is None and self.rows is None and self.is_sent and self.work.worth_sending
 
-    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
-        ns = [0] * self._counters
+    def run(self, task: Task, start: int, stop: int, remote: Any) -> tuple[list[int], bool]:
+        """Compute rows ``start .. stop - 1``.
+
+        Return the counters of their segment, and whether a cache had them in place of ``remote``.
+        """
+        ns, is_found = [0] * self._counters, False
         if task.batch is not None:
             began = time.perf_counter_ns()
             self._gather(task, start, stop)
@@ -232,6 +236,13 @@ class SegmentRunner:
                 return self._outputs(work, task.number, task.indices, lambda: task.places, ns)
 
             task.values = self._make(work, make, ns)
+        elif (
+            remote is not None
+            and self.sends(task)
+            and (found := self._find_cached(task, start, stop, ns))
+        ):
+            self.deliver(task, start, found, ns)
+            is_found = True
         elif remote is not None and self.sends(task):
             sent = self._values_to_send(task, start, stop, ns)
             RemoteRows(self, task, remote, ns).compute(start, stop, sent)
@@ -253,7 +264,16 @@ class SegmentRunner:
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
-        return ns
+        return ns, is_found
+
+    def _find_cached(self, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
+        """Return rows that this host's cache has, if it has all of them; else nothing.
+
+        A process would copy each twice on its way: 3 MB took 8 times the processor time.
+        """
+        if not self._stacks_cached or self.work.fetcher.reader is not None:
+            return []
+        return self._own_work().fetcher.find_whole(task.indices[start:stop], ns)
 
     def deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         """Put values, or failures, in rows from ``start`` on."""

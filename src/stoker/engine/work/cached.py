@@ -118,6 +118,18 @@ class Cached:
                 found[at] = LeftOutBefore()
         return found
 
+    def find_whole(
+        self, source: IndexedSource, indices: NDArray[np.int64], *, lends: bool
+    ) -> list[Any]:
+        """Return examples as ``find`` does if all are there, else nothing."""
+        if source.is_numbered:
+            return self.cache.find_numbered(indices, lends=lends, whole=True)
+        known = [self._known(source, index) for index in indices.tolist()]
+        if not all(key for _, key in known):
+            return []
+        sizes = [fingerprint.size_bytes for fingerprint, _ in known if fingerprint is not None]
+        return self.cache.find([key for _, key in known], sizes, lends=lends, whole=True)
+
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
         """Return an example's fingerprint and key; none, and b"", where its file is not found."""
         try:

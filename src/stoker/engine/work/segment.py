@@ -123,6 +123,13 @@ class Segment:
         return self.batch is not None and self.batch.collate is None
 
     @property
+    def stacks_cached(self) -> bool:
+        """Whether what this host's cache holds is only copied into a batch."""
+        if self.cache is None or self.cache.cache.is_shared_by_nodes or self.has_filter:
+            return False
+        return self.cache_at == len(self.operations) and self.stacks and not self.batch_maps
+
+    @property
     def only_stacks(self) -> bool:
         """Whether inputs are only copied into a batch."""
         return self.is_plain and self.stacks

@@ -595,7 +595,8 @@ class WorkerPool:
         timer = ThreadTimer() if trial is not None or is_sampled else None
         runner = task.runner
         began_cpu = 0 if self._first is None else time.thread_time_ns()
-        spent, count = runner.run(task, rows.start, rows.stop, remote), len(rows)
+        count = len(rows)
+        spent, is_found = runner.run(task, rows.start, rows.stop, remote)
         last = count == task.rows
         if not last:
             with self.lock:
@@ -611,7 +612,7 @@ class WorkerPool:
         work_ns = wall
         if remote is not None and runner.is_sent:
             work_ns = sum(spent[: runner.work.stages])  # without the way, and the wait for a turn
-            if self._first is not None:
+            if self._first is not None and not is_found:
                 handing_ns = time.thread_time_ns() - began_cpu
                 self._first.note(runner.depth, runner.cost, count, work_ns, handing_ns, spent)
         if self.tells_of_cost is not None:

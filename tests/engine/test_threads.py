@@ -52,13 +52,13 @@ class Runner:
         self.done_rows[number] = []
         return Task(self, number, rows)
 
-    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+    def run(self, task: Task, start: int, stop: int, remote: Any) -> tuple[list[int], bool]:
         assert all(need.done for need in self.needs.get(task.number, ()))
         self.each(task.number)
         self.by.add(threading.current_thread().name)
         self.order.append(task.number)
         self.done_rows[task.number].extend(range(start, stop))
-        return [stop - start, *[0] * 5]
+        return [stop - start, *[0] * 5], False
 
     def account(self, spent: list[int]) -> None:
         self.accounted += spent[0]
@@ -189,7 +189,7 @@ def test_no_process_gets_a_second_request_while_another_has_none() -> None:
     processes: list[str] = []
 
     class Meeting(Runner):
-        def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+        def run(self, task: Task, start: int, stop: int, remote: Any) -> tuple[list[int], bool]:
             processes.append(remote.process)
             met.wait(LONG_S)
             return super().run(task, start, stop, remote)

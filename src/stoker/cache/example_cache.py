@@ -123,12 +123,7 @@ class ExampleCache:
         return self._numbered.of(indices, self.key)
 
     def find(
-        self,
-        keys: Sequence[bytes],
-        sizes: Sequence[int] | None = None,
-        *,
-        lends: bool = False,
-        whole: bool = False,
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
     ) -> list[Any]:
         """Return the items, which the caller owns; ``MISSING`` for each one that the store lacks.
 
@@ -136,22 +131,30 @@ class ExampleCache:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
             lends: whether arrays may be read-only views of the store.
-            whole: whether to return and count nothing if one is missing.
         """
         values, saved_bytes = self._look_up(keys, sizes, lends=lends)
         misses = sum(value is MISSING for value in values)
-        if whole and misses:
-            return []
         self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
+        return values
+
+    def find_whole(self, keys: Sequence[bytes], sizes: Sequence[int], *, lends: bool) -> list[Any]:
+        """Return items as ``find`` does; nothing, and nothing counted, if one is missing."""
+        values, saved_bytes = self._look_up(keys, sizes, lends=lends)
+        if any(value is MISSING for value in values):
+            return []
+        self.count(hits=len(keys), saved_bytes=saved_bytes)
         return values
 
     def find_numbered(
         self, numbers: NDArray[np.int64], *, lends: bool = False, whole: bool = False
     ) -> list[Any]:
-        """Return items as ``find`` does, of examples that only their numbers identify."""
+        """Return items as ``find`` does, of examples that only their numbers identify.
+
+        With ``whole``, return and count nothing if one is missing.
+        """
         handle = self._open_handle()
         if handle is None or self.is_shared_by_nodes:
-            return self.find(self.keys_of(numbers), lends=lends, whole=whole)
+            return [] if whole else self.find(self.keys_of(numbers), lends=lends)
         places = self._places_in(handle)
         read = functools.partial(self._decode, handle, lends=lends)
         values, saved_bytes, unknown = places.find(numbers, read, lends=lends)

@@ -128,7 +128,7 @@ class Cached:
         if not all(key for _, key in known):
             return []
         sizes = [fingerprint.size_bytes for fingerprint, _ in known if fingerprint is not None]
-        return self.cache.find([key for _, key in known], sizes, lends=lends, whole=True)
+        return self.cache.find_whole([key for _, key in known], sizes, lends=lends)
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
         """Return an example's fingerprint and key; none, and b"", where its file is not found."""

@@ -109,9 +109,11 @@ Missed:
 - The defaults on epochs of a tenth of a second: local files .37 and images .30 of no workers, where
   two kept processes or threads take half as long as the defaults. Processes are forked for each
   epoch, unless they are kept (``persistent=True``).
-- Waiting code at the defaults .83 of four kept workers: sixteen are forked for each epoch.
+- Waiting code at the defaults .83 of four kept workers: sixteen are forked for each epoch,
+  as in ``users_code.py``.
 - First batches by ``spawn``, .81 to .95: .2 to .5 s longer with one or two processes, 1.3 to 1.5 s
-  with eight, on two cores. Each imports stoker's 82 modules beside torch: .15 to .27 s.
+  with eight, on two cores. Each imports stoker's 82 modules beside torch: .27 s of processor
+  time, under load.
 
 Caveat: all epochs are short, a tenth of a second to five.
 """

@@ -138,7 +138,7 @@ def test_code_that_would_run_in_the_loops_thread_is_watched_in_processes() -> No
         return stuck.on_example(row) if hangs else row
 
     train = numbers().map(cheap, max_errors=1).batch(2).workers(2, timeout_s=TIMEOUT_S)
-    assert len(drain(train)[0]) == 11  # so it is known to be cheap
+    assert len(drain(train)[0]) == 11
     hangs = True
     batches, told = drain(train)
     assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != 20]

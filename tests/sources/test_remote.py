@@ -154,6 +154,7 @@ def test_a_folder_gives_what_a_local_one_gives(folder: Path) -> None:
     assert len(source) == 8
     assert source.name == f"from_folder('{url}')"
     assert source.path(5) == f"{url}/dog/1.jpg"
+    assert source.name_of(5) == "dog/1.jpg"
     (example,) = source.fetch([5])
     assert example._fields == source.fields == ("image", "label")
     assert example == (b"dog/1.jpg", 1)

@@ -236,16 +236,14 @@ class SegmentRunner:
                 return self._outputs(work, task.number, task.indices, lambda: task.places, ns)
 
             task.values = self._make(work, make, ns)
-        elif (
-            remote is not None
-            and self.sends(task)
-            and (found := self._find_cached(task, start, stop, ns))
-        ):
-            self.deliver(task, start, found, ns)
-            is_found = True
         elif remote is not None and self.sends(task):
-            sent = self._values_to_send(task, start, stop, ns)
-            RemoteRows(self, task, remote, ns).compute(start, stop, sent)
+            found = self._find_cached(task, start, stop, ns)
+            is_found = bool(found)
+            if is_found:
+                self.deliver(task, start, found, ns)
+            else:
+                sent = self._values_to_send(task, start, stop, ns)
+                RemoteRows(self, task, remote, ns).compute(start, stop, sent)
         else:
             work = self._own_work()
             is_watched = self.worker_pool.watch is not None
